@@ -1,0 +1,148 @@
+"""BERT's graph. Attribute names are the checkpoint's."""
+
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript import nn
+
+from ffwd_ort.bundle import Sizes
+from ffwd_ort.checkpoint import Checkpoint
+from ffwd_ort.errors import AdmissionError
+from ffwd_ort_exporters.blocks import (
+    Embedding,
+    LayerNorm,
+    Linear,
+    activation,
+    attention,
+    check_activation,
+    segment_mask,
+)
+from ffwd_ort_exporters.native import Trunk, native_exporter
+
+
+class BertTrunk(Trunk):
+    """Embeddings and a stack of post-layer-norm blocks."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__()
+        config = checkpoint.config
+        kind = config.get("position_embedding_type", "absolute")
+        if kind != "absolute":
+            raise AdmissionError(f"position_embedding_type is {kind!r}; only 'absolute' is computed here")
+        self.sizes = Sizes(
+            layers=checkpoint.integer("num_hidden_layers"),
+            hidden=checkpoint.integer("hidden_size"),
+            heads=checkpoint.integer("num_attention_heads"),
+            intermediate=checkpoint.integer("intermediate_size"),
+            vocabulary=checkpoint.integer("vocab_size"),
+        )
+        if self.sizes.hidden % self.sizes.heads:
+            raise AdmissionError(f"hidden_size {self.sizes.hidden} is no multiple of {self.sizes.heads} heads")
+        act = check_activation(config.get("hidden_act", "gelu"))
+        epsilon = float(config.get("layer_norm_eps", 1e-12))
+        self.embeddings = Embeddings(checkpoint, self.sizes, epsilon)
+        self.encoder = Encoder(self.sizes, epsilon, act)
+
+    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value, segment_ids: ir.Value) -> ir.Value:
+        """Three int32 [rows, seq] -> float32 [rows, seq, hidden]."""
+        return self.encoder(op, self.embeddings(op, input_ids, position_ids), segment_mask(op, segment_ids))
+
+
+class Embeddings(nn.Module):
+    """Word, position and token type (always 0: a text alone has no second segment), normalised."""
+
+    def __init__(self, checkpoint: Checkpoint, sizes: Sizes, epsilon: float) -> None:
+        super().__init__()
+        self.word_embeddings = Embedding(sizes.vocabulary, sizes.hidden)
+        self.position_embeddings = Embedding(checkpoint.integer("max_position_embeddings"), sizes.hidden)
+        self.token_type_embeddings = Embedding(checkpoint.integer("type_vocab_size"), sizes.hidden)
+        self.LayerNorm = LayerNorm(sizes.hidden, epsilon)
+
+    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value) -> ir.Value:
+        """Two int32 [rows, seq] -> [rows, seq, hidden]."""
+        first_type = self.token_type_embeddings(op, op.Constant(value_int=0))
+        words = op.Add(self.word_embeddings(op, input_ids), first_type)
+        return self.LayerNorm(op, op.Add(words, self.position_embeddings(op, position_ids)))
+
+
+class Encoder(nn.Module):
+    """The stack; each layer sees the same mask."""
+
+    def __init__(self, sizes: Sizes, epsilon: float, act: str) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList([Layer(sizes, epsilon, act) for _ in range(sizes.layers)])
+
+    def forward(self, op: Any, x: ir.Value, mask: ir.Value) -> ir.Value:
+        """[rows, seq, hidden] -> the same."""
+        for layer in self.layer:
+            x = layer(op, x, mask)
+        return x
+
+
+class Layer(nn.Module):
+    """Attention, then the MLP; each is added to its input and normalised."""
+
+    def __init__(self, sizes: Sizes, epsilon: float, act: str) -> None:
+        super().__init__()
+        self.attention = Attention(sizes, epsilon)
+        self.intermediate = Intermediate(sizes, act)
+        self.output = Output(sizes.intermediate, sizes.hidden, epsilon)
+
+    def forward(self, op: Any, x: ir.Value, mask: ir.Value) -> ir.Value:
+        """[rows, seq, hidden] -> the same."""
+        x = self.attention(op, x, mask)
+        return self.output(op, self.intermediate(op, x), x)
+
+
+class Attention(nn.Module):
+    """Self-attention with its output projection."""
+
+    def __init__(self, sizes: Sizes, epsilon: float) -> None:
+        super().__init__()
+        self.self = SelfAttention(sizes)
+        self.output = Output(sizes.hidden, sizes.hidden, epsilon)
+
+    def forward(self, op: Any, x: ir.Value, mask: ir.Value) -> ir.Value:
+        """[rows, seq, hidden] -> the same."""
+        return self.output(op, self.self(op, x, mask), x)
+
+
+class SelfAttention(Linear):
+    """query, key and value in one matrix, then attention."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes.hidden, 3 * sizes.hidden, "query", "key", "value")
+        self.heads = sizes.heads
+
+    def forward(self, op: Any, x: ir.Value, mask: ir.Value) -> ir.Value:
+        """[rows, seq, hidden] -> the same."""
+        return attention(op, super().forward(op, x), mask, self.heads)
+
+
+class Intermediate(nn.Module):
+    """The MLP's first half."""
+
+    def __init__(self, sizes: Sizes, act: str) -> None:
+        super().__init__()
+        self.dense = Linear(sizes.hidden, sizes.intermediate)
+        self.act = act
+
+    def forward(self, op: Any, x: ir.Value) -> ir.Value:
+        """[rows, seq, hidden] -> [rows, seq, intermediate]."""
+        return activation(op, self.act, self.dense(op, x))
+
+
+class Output(nn.Module):
+    """A projection, the residual and the norm."""
+
+    def __init__(self, inputs: int, hidden: int, epsilon: float) -> None:
+        super().__init__()
+        self.dense = Linear(inputs, hidden)
+        self.LayerNorm = LayerNorm(hidden, epsilon)
+
+    def forward(self, op: Any, x: ir.Value, residual: ir.Value) -> ir.Value:
+        """[rows, seq, inputs] and [rows, seq, hidden] -> [rows, seq, hidden]."""
+        return self.LayerNorm(op, op.Add(self.dense(op, x), residual))
+
+
+EXPORTER = native_exporter("bert", "1", BertTrunk)

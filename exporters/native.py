@@ -1,0 +1,99 @@
+"""Write a family's graph in the shape of the contract (DESIGN.md section 3), with its weights beside it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import onnxruntime
+import onnxscript
+from onnxscript import nn
+
+from ffwd_ort.bundle import GRAPH, WEIGHTS, Sizes
+from ffwd_ort.checkpoint import Checkpoint
+from ffwd_ort.errors import CheckpointError, RefusedError
+from ffwd_ort.export import Exporter, GraphFacts, Progress
+from ffwd_ort_exporters.blocks import Weight, pool
+from ffwd_ort_exporters.weights import open_weights
+
+OPSET = 23
+IR_VERSION = 11
+TOKEN_INPUTS = ("input_ids", "position_ids", "segment_ids")
+
+
+class Trunk(nn.Module):
+    """A family's graph up to the last hidden states; `sizes` are its measures."""
+
+    sizes: Sizes
+
+    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value, segment_ids: ir.Value) -> ir.Value:
+        """Three int32 [rows, seq] -> float32 [rows, seq, hidden]."""
+        raise NotImplementedError
+
+
+def native_exporter(family: str, version: str, trunk: Callable[[Checkpoint], Trunk]) -> Exporter:
+    """Make the exporter of a family from the module that is its graph."""
+
+    def write(checkpoint: Checkpoint, folder: Path, progress: Progress) -> GraphFacts:
+        module = trunk(checkpoint)
+        model = _build(module, family)
+        with open_weights(checkpoint.weight_files) as weights:
+            for parameter in _parameters(module, model):
+                parameter.bind(weights)
+            _save(model, folder, progress)
+        _load_once(folder / GRAPH)
+        return GraphFacts((*TOKEN_INPUTS, "pool"), "pooled", module.sizes)
+
+    return Exporter(family, version, write)
+
+
+def _build(module: Trunk, family: str) -> ir.Model:
+    graph = ir.Graph([], [], nodes=[], name=family, opset_imports={"": OPSET})
+    builder = onnxscript.GraphBuilder(graph)
+    tokens = [builder.input(name, ir.DataType.INT32, ["rows", "seq"]) for name in TOKEN_INPUTS]
+    pool_weights = builder.input("pool", ir.DataType.FLOAT, ["rows", "slots", "seq"])
+    pooled = pool(builder.op, pool_weights, module(builder.op, *tokens))
+    pooled.type = ir.TensorType(ir.DataType.FLOAT)
+    pooled.shape = ir.Shape(["rows", "slots", module.sizes.hidden])
+    builder.add_output(pooled, "pooled")
+    for node in graph:
+        node.metadata_props.clear()  # where the builder was called from: two fifths of the file
+    return ir.Model(graph, ir_version=IR_VERSION, producer_name="ffwd_ort")
+
+
+def _parameters(module: Trunk, model: ir.Model) -> list[Weight]:
+    """Return the module's parameters, each checked to stand in the graph under its checkpoint name."""
+    named = dict(module.named_parameters())
+    for name, parameter in named.items():
+        if parameter.name != name or model.graph.initializers.get(name) is not parameter:
+            raise RefusedError(f"exporter defect: the parameter {name} stands in the graph as {parameter.name}")
+    return list(named.values())
+
+
+def _save(model: ir.Model, folder: Path, progress: Progress) -> None:
+    def report(_tensor: Any, info: Any) -> None:
+        progress("weights", info.index + 1, info.total)
+
+    # Small constants (axes, for one) stay in the graph: ONNX Runtime needs them while it loads it.
+    ir.save(
+        model,
+        folder / GRAPH,
+        external_data=WEIGHTS,
+        size_threshold_bytes=1024,
+        alignment=4096,
+        align_threshold=0,
+        callback=report,
+    )
+    if not (folder / WEIGHTS).exists():
+        (folder / WEIGHTS).write_bytes(b"")  # a model so small that all of it is inline
+
+
+def _load_once(path: Path) -> None:
+    """Have ONNX Runtime read the graph: a misspelt op or attribute is only found by it."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    try:
+        onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise CheckpointError(f"ONNX Runtime refuses the exported graph: {error}") from None

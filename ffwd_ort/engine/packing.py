@@ -1,0 +1,198 @@
+"""Pack texts into encode steps: choose a shape and what goes into its rows, then lay out the arrays.
+
+Both halves are pure functions of their arguments.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ffwd_ort.engine.sequences import Floats, Ids, Sequence
+from ffwd_ort.engine.shapes import EncodeShape, power_of_two_at_most
+
+# Rows shorter than this hold one text: a lone query takes the smallest row that holds it.
+SHARED_SEQ = 64
+# Tokens of result vectors a row has room for: seq / 4, so two special tokens and little else still pack.
+TOKENS_PER_SLOT = 4
+# What a step costs besides its tokens, as tokens: dispatch and the Python around it.
+STEP_OVERHEAD = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What packing knows of a text: its tokens and how many vectors it makes."""
+
+    length: int
+    slots: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A shape and, for each of its rows, the indices of the items in it."""
+
+    shape: EncodeShape
+    rows: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """What bounds a step: the ladder of row lengths, the token budget, and how cost grows with row length.
+
+    `attention_seq` is the row length at which attention costs as much as the linear layers. `most_texts`
+    bounds the texts of a step; None leaves that to the tokens.
+    """
+
+    seqs: tuple[int, ...]
+    budget: int
+    attention_seq: float
+    most_texts: int | None = None
+
+    def max_rows(self, seq: int) -> int:
+        """Return the most rows of this length that a step may have; one always fits."""
+        return power_of_two_at_most(max(1, self.budget // seq))
+
+    def shapes(self) -> list[EncodeShape]:
+        """List every shape a plan can have, largest first."""
+        shapes = [EncodeShape(1 << r, s) for s in self.seqs for r in range(self.max_rows(s).bit_length())]
+        return sorted(shapes, key=lambda shape: (shape.tokens * shape.seq, shape.rows), reverse=True)
+
+    def cost(self, shape: EncodeShape) -> float:
+        """Estimate a step's time, in units of one token through the linear layers."""
+        return STEP_OVERHEAD + shape.tokens * (1 + shape.seq / self.attention_seq)
+
+
+def plan_step(first: Seq[Item], more: Seq[Item], packing: Packing) -> Plan:
+    """Choose the step that does the most real tokens for its cost.
+
+    `first` are the items whose turn it is, in order; the first of them is always placed. `more` fills the
+    gaps and the rows left over. Indices in the plan count through `first` and then `more`. Items that are
+    not in the plan wait for another step. Raises ValueError if an item is longer than the longest row.
+    """
+    longest = max(item.length for item in first)
+    fitting = [seq for seq in packing.seqs if seq >= longest]
+    if not fitting:
+        raise ValueError(f"a text of {longest} tokens does not fit a row of {packing.seqs[-1]}")
+    candidates = fitting[:1] + [seq for seq in fitting[1:4] if seq <= packing.budget]
+    items = [*first, *more]
+    # Shortest first, so that the largest filler that fits a gap is found by bisection.
+    fillers = sorted(range(len(first), len(items)), key=lambda i: items[i].length)
+    plans = [_fill(items, len(first), fillers, seq, packing) for seq in candidates]
+    return max(plans, key=lambda plan: _tokens(plan, items) / packing.cost(plan.shape))
+
+
+def _tokens(plan: Plan, items: Seq[Item]) -> int:
+    return sum(items[i].length for row in plan.rows for i in row)
+
+
+class _Row:
+    """One row being filled: what is in it and the room left."""
+
+    __slots__ = ("members", "slots", "tokens")
+
+    def __init__(self, seq: int) -> None:
+        self.members: list[int] = []
+        self.tokens = seq
+        self.slots = seq // TOKENS_PER_SLOT
+
+    def takes(self, item: Item, shared: bool) -> bool:
+        room = item.length <= self.tokens and item.slots <= self.slots
+        return room and (shared or not self.members)
+
+    def add(self, index: int, item: Item) -> None:
+        self.members.append(index)
+        self.tokens -= item.length
+        self.slots -= item.slots
+
+
+def _fill(items: Seq[Item], first: int, fillers: Seq[int], seq: int, packing: Packing) -> Plan:
+    shared = seq >= SHARED_SEQ
+    rows: list[_Row] = []
+    most = packing.max_rows(seq)
+    left = packing.most_texts or len(items)
+    for index in range(min(first, left)):
+        row = next((row for row in rows if row.takes(items[index], shared)), None)
+        if row is None:
+            if len(rows) == most:
+                continue
+            row = _Row(seq)
+            rows.append(row)
+        row.add(index, items[index])
+        left -= 1
+    waiting = list(fillers)
+    lengths = [items[i].length for i in waiting]
+    opened = 0
+    while opened < most and (opened < len(rows) or waiting):
+        if opened == len(rows):
+            rows.append(_Row(seq))
+        row = rows[opened]
+        opened += 1
+        while left and (shared or not row.members):
+            place = bisect_right(lengths, row.tokens) - 1
+            if place < 0 or not row.takes(items[waiting[place]], shared):
+                break
+            lengths.pop(place)
+            row.add(waiting[place], items[waiting.pop(place)])
+            left -= 1
+        if not row.members:
+            rows.pop()
+            break
+    rows = rows[: power_of_two_at_most(len(rows))]
+    return Plan(EncodeShape(len(rows), seq), tuple(tuple(row.members) for row in rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a text's vectors come out: `slots` of them in one row, from `slot` on."""
+
+    item: int
+    row: int
+    slot: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeStep:
+    """The arrays of one run (DESIGN.md section 3) and where each text is in them."""
+
+    shape: EncodeShape
+    input_ids: Ids  # [rows, seq]
+    position_ids: Ids  # [rows, seq], restarts at each text
+    segment_ids: Ids  # [rows, seq], -1 is padding
+    pool: Floats  # [rows, slots, seq]
+    placements: tuple[Placement, ...]
+
+    def feeds(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Name the arrays as the graph's inputs are named."""
+        return {
+            "input_ids": self.input_ids,
+            "position_ids": self.position_ids,
+            "segment_ids": self.segment_ids,
+            "pool": self.pool,
+        }
+
+
+def lay_out(plan: Plan, sequences: Seq[Sequence], *, pad_id: int, position_offset: int) -> EncodeStep:
+    """Write the arrays of a plan; `sequences` are indexed as the plan's items were."""
+    rows, seq = plan.shape.rows, plan.shape.seq
+    input_ids = np.full((rows, seq), pad_id, np.int32)
+    position_ids = np.full((rows, seq), position_offset, np.int32)
+    segment_ids = np.full((rows, seq), -1, np.int32)
+    pool = np.zeros((rows, seq // TOKENS_PER_SLOT, seq), np.float32)
+    placements = []
+    for row, members in enumerate(plan.rows):
+        start = slot = 0
+        for segment, item in enumerate(members):
+            sequence = sequences[item]
+            end = start + sequence.length
+            input_ids[row, start:end] = sequence.ids
+            position_ids[row, start:end] = np.arange(position_offset, position_offset + sequence.length)
+            segment_ids[row, start:end] = segment
+            placements.append(Placement(item, row, slot, len(sequence.slots)))
+            for weights in sequence.slots:
+                pool[row, slot, start:end] = weights.weights
+                slot += 1
+            start = end
+    return EncodeStep(plan.shape, input_ids, position_ids, segment_ids, pool, tuple(placements))

@@ -1,0 +1,235 @@
+"""The fair queue: which request's texts go into the next encode step.
+
+Deficit round robin over requests: each pass gives every waiting request the same number of tokens, so a
+one-line query goes into the next step however long the request beside it is. Models take turns. What a
+step has room for beyond that is filled from any request, at no charge: that room would be padding.
+"""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from ffwd_ort.engine.packing import Item, Packing, Plan, plan_step
+from ffwd_ort.engine.sequences import Floats, Sequence
+from ffwd_ort.errors import Abandoned, DeadlineExceeded, Draining, Overloaded, RequestError
+
+SMALLEST_QUANTUM = 16  # tokens
+MOST_FILLERS = 256  # candidates looked at for the gaps of one step
+
+
+class Job:
+    """One request's distinct sequences for one model, and what has become of them."""
+
+    def __init__(self, model: str, sequences: list[Sequence], submitted: float, deadline: float) -> None:
+        self.model = model
+        self.sequences = sequences
+        self.items = [Item(s.length, len(s.slots)) for s in sequences]
+        self.pending = sorted(range(len(sequences)), key=lambda i: sequences[i].length)  # shortest first
+        self.vectors: list[Floats | None] = [None] * len(sequences)
+        self.missing = len(sequences)
+        self.tokens = sum(s.length for s in sequences)
+        self.deficit = 0
+        self.submitted = submitted
+        self.deadline = deadline
+        self.started: float | None = None
+        self.infer_seconds = 0.0
+        self.abandoned = False
+        self.future: Future[list[Floats]] = Future()
+
+    def abandon(self) -> None:
+        """Say that nobody waits any more: what has not run is dropped."""
+        self.abandoned = True
+
+    def deliver(self, index: int, vector: Floats) -> None:
+        """Take one sequence's vector; the last one completes the request."""
+        if self.vectors[index] is None:
+            self.missing -= 1
+        self.vectors[index] = vector
+        if self.missing == 0 and not self.future.done():
+            self.future.set_result([v for v in self.vectors if v is not None])
+
+    def fail(self, error: RequestError) -> None:
+        """Answer the request with an error; its waiting sequences are dropped."""
+        self.pending.clear()
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def expired(self, now: float) -> RequestError | None:
+        """Say why the request should not run, if there is a reason. Begun work is finished."""
+        if self.abandoned:
+            return Abandoned("the client left")
+        if self.started is None and now > self.deadline:
+            return DeadlineExceeded("waited too long for its first encode step")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What goes into the next step of a model: the plan, and the (request, sequence) behind each of its indices."""
+
+    model: str
+    plan: Plan
+    members: list[tuple[Job, int]]
+
+    def chosen(self) -> list[tuple[Job, int]]:
+        """List the members that the plan has placed."""
+        return [self.members[i] for row in self.plan.rows for i in row]
+
+
+class FairQueue:
+    """Waiting requests, by model. Every method may be called from any thread; `take` by one."""
+
+    def __init__(self, clock: Callable[[], float], wait_seconds: float = 0.0) -> None:
+        self._clock = clock
+        self._wait_seconds = wait_seconds  # for company, from a lone request's arrival
+        self._changed = threading.Condition(threading.RLock())
+        self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
+        self._packing: dict[str, Packing] = {}
+        self._closed = False
+        self._queued_tokens = 0
+        self._rate = 0.0  # tokens a second, as measured
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens that were tokenised and do not run yet."""
+        return self._queued_tokens
+
+    def add_model(self, model: str, packing: Packing) -> None:
+        """Make a model known, with the bounds of its steps."""
+        with self._changed:
+            self._packing[model] = packing
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        """Take note of a step's speed: the estimate of a wait rests on it."""
+        rate = tokens / max(seconds, 1e-6)
+        self._rate = rate if self._rate == 0 else 0.9 * self._rate + 0.1 * rate
+
+    def estimated_wait(self) -> float:
+        """Return the seconds until a text that is queued now would start."""
+        return self._queued_tokens / self._rate if self._rate else 0.0
+
+    def put(self, job: Job) -> None:
+        """Queue a request; raise Overloaded if it would wait past its deadline, Draining once closed."""
+        with self._changed:
+            if self._closed:
+                raise Draining("the engine is closed")
+            if self.estimated_wait() > job.deadline - self._clock():
+                raise Overloaded("the queue is longer than the request may wait")
+            self._waiting.setdefault(job.model, deque()).append(job)
+            self._queued_tokens += job.tokens
+            self._changed.notify()
+
+    def withdraw(self, job: Job, error: RequestError) -> None:
+        """Answer a request with an error; what of it still waits is dropped."""
+        with self._changed:
+            self._queued_tokens -= sum(job.items[i].length for i in job.pending)
+            job.fail(error)
+
+    def close(self, error: RequestError | None = None) -> None:
+        """Take no more requests. With an error, whatever waits is answered with it at once."""
+        with self._changed:
+            self._closed = True
+            if error is not None:
+                for ring in self._waiting.values():
+                    for job in ring:
+                        job.fail(error)
+                self._waiting.clear()
+                self._queued_tokens = 0
+            self._changed.notify_all()
+
+    def take(self) -> Batch | None:
+        """Wait for work and take the next step's; return None once closed and empty."""
+        with self._changed:
+            while True:
+                self._drop_expired()
+                if not self._waiting and self._closed:
+                    return None
+                patience = self._patience()
+                if self._waiting and not patience:
+                    return self._next_batch()
+                self._changed.wait(patience)
+
+    def _patience(self) -> float | None:
+        """Return how long to wait for company yet; None when nothing waits, 0 when it is time."""
+        if not self._waiting or self._closed or not self._wait_seconds:
+            return 0.0 if self._waiting else None
+        first = min(job.submitted for ring in self._waiting.values() for job in ring)
+        return max(0.0, first + self._wait_seconds - self._clock())
+
+    def _drop_expired(self) -> None:
+        now = self._clock()
+        for model, ring in list(self._waiting.items()):
+            for job in list(ring):
+                error = job.expired(now)
+                if error is not None:
+                    self.withdraw(job, error)
+                if not job.pending:
+                    ring.remove(job)
+            if not ring:
+                del self._waiting[model]
+
+    def _next_batch(self) -> Batch:
+        model, ring = next(iter(self._waiting.items()))
+        self._waiting.move_to_end(model)
+        packing = self._packing[model]
+        first = _nominate(ring, packing.budget)
+        more = _fillers(ring, set(first))
+        members = [*first, *more]
+        items = [job.items[i] for job, i in members]
+        plan = plan_step(items[: len(first)], items[len(first) :], packing)
+        batch = Batch(model, plan, members)
+        self._remove(ring, batch, first)
+        return batch
+
+    def _remove(self, ring: deque[Job], batch: Batch, first: list[tuple[Job, int]]) -> None:
+        now = self._clock()
+        taken: dict[Job, set[int]] = {}
+        for job, index in batch.chosen():
+            taken.setdefault(job, set()).add(index)
+        for job, index in first:
+            if index not in taken.get(job, ()):
+                job.deficit += job.items[index].length  # nominated, but there was no room
+        for job, indices in taken.items():
+            job.started = job.started or now
+            job.pending = [i for i in job.pending if i not in indices]
+            self._queued_tokens -= sum(job.items[i].length for i in indices)
+            if not job.pending:
+                ring.remove(job)
+        if not ring:
+            del self._waiting[batch.model]
+
+
+def _nominate(ring: deque[Job], budget: int) -> list[tuple[Job, int]]:
+    """Take each request's share of a step, longest texts first; rotates the ring past those served."""
+    quantum = max(budget // len(ring), SMALLEST_QUANTUM)
+    nominees: list[tuple[Job, int]] = []
+    spent = 0
+    while not nominees:
+        for _ in range(len(ring)):
+            job = ring[0]
+            job.deficit += quantum
+            for index in reversed(job.pending):
+                length = job.items[index].length
+                if length > job.deficit or (nominees and spent + length > budget):
+                    break
+                nominees.append((job, index))
+                job.deficit -= length
+                spent += length
+            ring.rotate(-1)
+            if spent >= budget:
+                break
+    return nominees
+
+
+def _fillers(ring: deque[Job], nominated: set[tuple[Job, int]]) -> list[tuple[Job, int]]:
+    """Sample waiting texts of every length, from requests in turn, for the gaps of a step."""
+    share = max(1, MOST_FILLERS // len(ring))
+    fillers: list[tuple[Job, int]] = []
+    for job in ring:
+        stride = -(-len(job.pending) // share)
+        fillers += [(job, i) for i in job.pending[::stride] if (job, i) not in nominated]
+        if len(fillers) >= MOST_FILLERS:
+            break
+    return fillers

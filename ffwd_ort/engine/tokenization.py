@@ -1,0 +1,93 @@
+"""Text to token ids: exactly those of the checkpoint's own tokenizer, prompts and truncation included."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from ffwd_ort.engine.sequences import Ids
+from ffwd_ort.errors import BundleError, TokenizationFailed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """One text's ids, after a cut if there was one; `counted` is how many tokens it had before."""
+
+    ids: Ids
+    counted: int
+
+    @property
+    def truncated(self) -> bool:
+        """Whether tokens were cut off."""
+        return self.counted > len(self.ids)
+
+
+class Tokenizer:
+    """A bundle's tokenizer. Safe to use from several threads: nothing in it changes after loading."""
+
+    def __init__(self, path: Path, *, lowercase: bool = False) -> None:
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise BundleError(f"{path} is not a tokenizer: {error}") from None
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._lowercase = lowercase
+        self.specials: int = self._tokenizer.num_special_tokens_to_add(False)
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str = "",
+        max_length: int | None = None,
+        direction: str = "right",
+    ) -> list[Encoded]:
+        """Tokenise texts, each with the prompt directly before it.
+
+        With `max_length`, texts longer than that many tokens are cut at their end (`direction="right"`) or
+        beginning ("left"); special tokens stay. Raises TokenizationFailed, its argument the text's index.
+        """
+        if prompt:
+            texts = [prompt + text for text in texts]
+        if self._lowercase:
+            texts = [text.lower() for text in texts]
+        try:
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=True)
+        except Exception:  # the library raises bare Exception; one text is to blame
+            encodings = [self._encode_one(index, text) for index, text in enumerate(texts)]
+        result = []
+        for index, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
+            counted = len(encoding)
+            if counted == 0:
+                raise TokenizationFailed(index)
+            if max_length is not None and counted > max_length:
+                encoding = self._cut(text, max_length, direction)
+            result.append(Encoded(np.array(encoding.ids, np.int32), counted))
+        return result
+
+    def prompt_tokens(self, prompt: str) -> int:
+        """Count the leading tokens that a prompt takes: its own and the special one before it."""
+        if not prompt:
+            return 0
+        after = self.specials - self._leading_specials()
+        return len(self._tokenizer.encode(prompt)) - after
+
+    def _leading_specials(self) -> int:
+        special = self._tokenizer.encode("").ids
+        with_text = self._tokenizer.encode("a").ids
+        return next((i for i, (a, b) in enumerate(zip(special, with_text, strict=False)) if a != b), len(special))
+
+    def _encode_one(self, index: int, text: str) -> tokenizers.Encoding:
+        try:
+            return self._tokenizer.encode(text)
+        except Exception:
+            raise TokenizationFailed(index) from None
+
+    def _cut(self, text: str, max_length: int, direction: str) -> tokenizers.Encoding:
+        # What the library does with truncation enabled, without changing the shared tokenizer.
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding.truncate(max_length - self.specials, direction=direction)
+        return self._tokenizer.post_process(encoding)

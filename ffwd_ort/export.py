@@ -1,0 +1,178 @@
+"""Turn a checkpoint into a bundle: admission, graph and weights by an exporter plugin, tokenizer, manifest."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from ffwd_ort.bundle import FORMAT, TOKENIZER, Bundle, Manifest, Sizes, Source, sha256, write_bundle
+from ffwd_ort.checkpoint import Checkpoint, PoolingConfig
+from ffwd_ort.engine.shapes import seq_ladder
+from ffwd_ort.errors import AdmissionError, CheckpointError
+from ffwd_ort.families import Admission, admit, find_plugin
+
+EXPORTERS_GROUP = "ffwd_ort.exporters"
+TARGETS = ("cpu",)
+DTYPES = ("f32",)
+POOLINGS = ("cls", "mean", "mean_sqrt_len", "weighted_mean", "last")
+
+Progress = Callable[[str, int, int], None]  # what, done, total
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """What an exporter says of the graph it wrote: its inputs in order, its head, the trunk's measures."""
+
+    inputs: tuple[str, ...]
+    head: str
+    sizes: Sizes
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """A plugin that writes model.onnx and model.onnx.data of a family into a folder.
+
+    `version` is part of the cache key: raise it whenever the files written for a checkpoint change.
+    """
+
+    family: str
+    version: str
+    write: Callable[[Checkpoint, Path, Progress], GraphFacts]
+
+
+@dataclass(frozen=True)
+class Export:
+    """A checkpoint that was admitted, with the exporter that will write it. Nothing has been written yet."""
+
+    checkpoint: Checkpoint
+    admission: Admission
+    exporter: Exporter
+    pooling: PoolingConfig
+    normalize: bool
+
+    def key(self, hashes: dict[str, str]) -> str:
+        """Name everything that the bundle's bytes depend on, besides the files hashed in `hashes`."""
+        family = self.admission.family
+        facts = (FORMAT, family.name, self.exporter.version, TARGETS[0], DTYPES[0], *sorted(hashes.items()))
+        return "\n".join(map(str, facts))
+
+
+def plan_export(checkpoint: Checkpoint) -> Export:
+    """Admit a checkpoint and settle its recipe; raise AdmissionError for what cannot be served correctly."""
+    admission = admit(checkpoint)
+    family = admission.family
+    pooling = checkpoint.pooling or PoolingConfig((family.pooling,))
+    refused = [mode for mode in pooling.modes if mode not in POOLINGS]
+    if refused:
+        raise AdmissionError(
+            f"{checkpoint.path.name}: {', '.join(refused)} pooling is not available yet; there are {', '.join(POOLINGS)}"
+        )
+    if checkpoint.dense_modules:
+        raise AdmissionError(
+            f"{checkpoint.path.name}: Dense modules ({', '.join(checkpoint.dense_modules)}) are not available yet; "
+            "leaving them out would give wrong vectors"
+        )
+    exporter = find_plugin(EXPORTERS_GROUP, family.name, Exporter)
+    normalize = family.normalize if checkpoint.normalize is None else checkpoint.normalize
+    return Export(checkpoint, admission, exporter, pooling, normalize)
+
+
+def export_bundle(
+    export: Export,
+    target: Path,
+    *,
+    hashes: dict[str, str],
+    name: str | None = None,
+    revision: str | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Bundle:
+    """Write the bundle at `target`, atomically.
+
+    `hashes` has the SHA-256 of each weight file and of the tokenizer, by file name. Raises BundleError if
+    it cannot be written, CheckpointError if the weights are not what the graph needs.
+    """
+    checkpoint, family = export.checkpoint, export.admission.family
+
+    def fill(folder: Path) -> Manifest:
+        facts = export.exporter.write(checkpoint, folder, progress)
+        special, vocabulary = _write_tokenizer(checkpoint, folder)
+        if vocabulary > facts.sizes.vocabulary:
+            raise CheckpointError(
+                f"{checkpoint.tokenizer_file}: token id {vocabulary - 1} has no row in the embedding of "
+                f"{facts.sizes.vocabulary} rows"
+            )
+        positions = family.capacity(checkpoint)
+        return Manifest(
+            format=FORMAT,
+            family=family.name,
+            kind=export.admission.kind,
+            head=facts.head,
+            source=Source(
+                name=name or checkpoint.path.name,
+                revision=revision,
+                weights_sha256=weights_digest(checkpoint, hashes),
+                tokenizer_sha256=hashes[checkpoint.tokenizer_file.name],
+            ),
+            dim=facts.sizes.hidden * len(export.pooling.modes),
+            pooling=export.pooling.modes,
+            include_prompt=export.pooling.include_prompt,
+            normalize=export.normalize,
+            prompts=dict(checkpoint.prompts) or dict(family.prompts),
+            default_prompt_name=checkpoint.default_prompt_name,
+            trained_length=checkpoint.trained_length,
+            lowercase=checkpoint.lowercase,
+            matryoshka_dims=checkpoint.matryoshka_dims,
+            pad_id=int(checkpoint.config.get("pad_token_id") or 0),
+            special_tokens=special,
+            positions=positions,
+            position_offset=family.position_offset,
+            dtype=DTYPES[0],
+            target=TARGETS[0],
+            inputs=facts.inputs,
+            seqs=seq_ladder(positions),
+            sizes=facts.sizes,
+            exporter=export.exporter.family,
+            exporter_version=export.exporter.version,
+            files={},
+        )
+
+    return write_bundle(target, fill)
+
+
+def weights_digest(checkpoint: Checkpoint, hashes: dict[str, str]) -> str:
+    """Return the SHA-256 of the weights: of the file, or of the sorted lines `sha256  name` of several shards."""
+    names = sorted(path.name for path in checkpoint.weight_files)
+    if len(names) == 1:
+        return hashes[names[0]]
+    listing = "".join(f"{hashes[name]}  {name}\n" for name in names)
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def hash_files(checkpoint: Checkpoint, sha: Callable[[Path], str] = sha256) -> dict[str, str]:
+    """Return the SHA-256 of every file that the bundle depends on, by its path within the checkpoint."""
+    files = {*checkpoint.weight_files, *checkpoint.read_files}
+    hashes = {str(path.relative_to(checkpoint.path)): sha(path) for path in sorted(files)}
+    hashes |= {path.name: sha(path) for path in (*checkpoint.weight_files, checkpoint.tokenizer_file)}
+    return hashes
+
+
+def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> tuple[dict[str, int], int]:
+    """Copy tokenizer.json with padding and truncation off; return the special tokens and the ids' bound.
+
+    Two real checkpoints ship `padding: 128` and `padding: 512` in it, for every text.
+    """
+    try:
+        tokenizer = orjson.loads(checkpoint.tokenizer_file.read_bytes())
+        tokenizer["padding"] = tokenizer["truncation"] = None
+        special = {str(t["content"]): int(t["id"]) for t in tokenizer.get("added_tokens", []) if t.get("special")}
+        vocabulary = tokenizer["model"]["vocab"]
+        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        added = (int(t["id"]) for t in tokenizer.get("added_tokens", []))
+        bound = 1 + max((*ids, *added), default=-1)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{checkpoint.tokenizer_file} is not a tokenizer: {type(error).__name__} {error}") from None
+    (folder / TOKENIZER).write_bytes(orjson.dumps(tokenizer))
+    return special, bound
+

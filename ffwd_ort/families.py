@@ -1,0 +1,130 @@
+"""Model families: what a plugin says of one, how plugins are found, and which checkpoints they admit."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any
+
+from ffwd_ort.checkpoint import Checkpoint
+from ffwd_ort.errors import AdmissionError, RefusedError
+
+MODELS_GROUP = "ffwd_ort.models"
+# Heads that make a checkpoint something else than an embedder, by the end of the architecture's name.
+FOREIGN_HEADS: Mapping[str, str] = MappingProxyType(
+    {
+        "ForSequenceClassification": "a reranker or classifier",
+        "ForTokenClassification": "a token classifier",
+        "ForQuestionAnswering": "a question-answering model",
+        "ForCausalLM": "a text generator",
+    }
+)
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """One family's difference: what its checkpoints mean where their files are silent.
+
+    `model_types` are config.json's; `pooling` and `normalize` apply where no module says otherwise;
+    `position_offset` is the position id of a text's first token; `positions_key` names the config value
+    that bounds a text, from which the offset is taken off. `needs_evidence` families are admitted as
+    embedders only when sentence-transformers files say so.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    architectures: tuple[str, ...] = ()
+    pooling: str = "mean"
+    normalize: bool = False
+    position_offset: int = 0
+    positions_key: str = "max_position_embeddings"
+    needs_evidence: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    api_modes: tuple[str, ...] = ("openai",)
+
+    def capacity(self, checkpoint: Checkpoint) -> int:
+        """Return the most tokens one text may have by the model's positions."""
+        return checkpoint.integer(self.positions_key) - self.position_offset
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One entry point: the object it loads, or why it could not be loaded."""
+
+    name: str
+    source: str
+    value: Any = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A family that serves a checkpoint, with the kind and the evidence found."""
+
+    family: ModelFamily
+    kind: str
+    evidence: str
+
+
+def find_plugins(group: str, expected: type) -> list[Plugin]:
+    """Load every entry point of a group; one that is broken is reported by name and stops nothing else."""
+    return [_load(point, expected) for point in sorted(entry_points(group=group), key=lambda p: p.name)]
+
+
+def _load(point: EntryPoint, expected: type) -> Plugin:
+    source = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+    try:
+        value = point.load()
+    except Exception as error:  # whatever a stranger's module raises while it is imported
+        return Plugin(point.name, source, problem=f"{type(error).__name__}: {error}")
+    if not isinstance(value, expected):
+        return Plugin(point.name, source, problem=f"{point.value} is a {type(value).__name__}, not a {expected.__name__}")
+    return Plugin(point.name, source, value)
+
+
+def find_plugin(group: str, name: str, expected: type) -> Any:
+    """Load the one entry point of this name; raise RefusedError if it is missing or broken."""
+    for point in entry_points(group=group, name=name):
+        plugin = _load(point, expected)
+        if plugin.problem:
+            raise RefusedError(f"the {group} plugin {name!r} of {plugin.source} is broken: {plugin.problem}")
+        return plugin.value
+    known = ", ".join(sorted(p.name for p in entry_points(group=group))) or "none"
+    raise RefusedError(f"there is no {group} plugin {name!r}; installed: {known}")
+
+
+def families() -> Iterator[ModelFamily]:
+    """Yield the families whose plugins load."""
+    for plugin in find_plugins(MODELS_GROUP, ModelFamily):
+        if plugin.problem is None:
+            yield plugin.value
+
+
+def admit(checkpoint: Checkpoint) -> Admission:
+    """Find the family that serves this checkpoint as an embedder.
+
+    Fails closed: raises AdmissionError saying what was found, what is missing and which families exist.
+    """
+    installed = list(families())
+    names = ", ".join(f"{f.name} ({', '.join(f.model_types)})" for f in installed) or "none"
+    found = f"{checkpoint.path.name}: model_type {checkpoint.model_type!r}, architectures {list(checkpoint.architectures)}"
+    family = next((f for f in installed if checkpoint.model_type in f.model_types), None)
+    if family is None:
+        raise AdmissionError(f"{found}; no installed family serves that. Families: {names}")
+    for architecture in checkpoint.architectures:
+        for head, meaning in FOREIGN_HEADS.items():
+            if architecture.endswith(head) and architecture not in family.architectures:
+                raise AdmissionError(f"{found}; {architecture} is {meaning}, not an embedding model. Families: {names}")
+        if family.architectures and architecture not in family.architectures:
+            raise AdmissionError(
+                f"{found}; {architecture} is not an architecture of the family {family.name} "
+                f"({', '.join(family.architectures)}). Families: {names}"
+            )
+    declared = checkpoint.pooling is not None
+    if family.needs_evidence and not declared:
+        raise AdmissionError(
+            f"{found}; evidence missing: sentence-transformers files (modules.json or 1_Pooling) that make "
+            f"this an embedding model. Families: {names}"
+        )
+    evidence = "its pooling module" if declared else f"the family's default recipe ({family.pooling} pooling)"
+    return Admission(family, "embedding", evidence)
