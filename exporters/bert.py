@@ -145,4 +145,4 @@ class Output(nn.Module):
         return self.LayerNorm(op, op.Add(self.dense(op, x), residual))
 
 
-EXPORTER = native_exporter("bert", "1", BertTrunk)
+EXPORTER = native_exporter("bert", BertTrunk)

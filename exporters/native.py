@@ -31,7 +31,7 @@ class Trunk(nn.Module):
         raise NotImplementedError
 
 
-def native_exporter(family: str, version: str, trunk: Callable[[Checkpoint], Trunk]) -> Exporter:
+def native_exporter(family: str, trunk: Callable[[Checkpoint], Trunk]) -> Exporter:
     """Make the exporter of a family from the module that is its graph."""
 
     def write(checkpoint: Checkpoint, folder: Path, progress: Progress) -> GraphFacts:
@@ -44,7 +44,7 @@ def native_exporter(family: str, version: str, trunk: Callable[[Checkpoint], Tru
         _load_once(folder / GRAPH)
         return GraphFacts((*TOKEN_INPUTS, "pool"), "pooled", module.sizes)
 
-    return Exporter(family, version, write)
+    return Exporter(family, write)
 
 
 def _build(module: Trunk, family: str) -> ir.Model:

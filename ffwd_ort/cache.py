@@ -1,5 +1,6 @@
 """The cache of exported bundles: keyed by content, safe between processes, quick when warm."""
 
+import contextlib
 import hashlib
 import os
 import time
@@ -8,10 +9,10 @@ from pathlib import Path
 
 import orjson
 
-from ffwd_ort.bundle import Bundle, is_bundle, open_bundle, sha256
+from ffwd_ort.bundle import MANIFEST, Bundle, is_bundle, open_bundle, sha256
 from ffwd_ort.checkpoint import read_checkpoint
 from ffwd_ort.errors import BundleError
-from ffwd_ort.export import Progress, export_bundle, hash_files, plan_export
+from ffwd_ort.export import Export, Progress, export_bundle, hash_files, plan_export
 from ffwd_ort.sources import Resolved, default_cache_dir, locked, remove_tree, resolve
 
 KEY_LENGTH = 16
@@ -37,32 +38,56 @@ class BundleCache:
         self._bundles = self.root / "bundles"
         self._hashes = self.root / "hashes.json"
 
-    def open(self, source: str, progress: Progress = lambda what, done, total: None) -> Bundle:
-        """Return the bundle of a source: itself if it is one, else the cached export, made now if there is none.
+    def find(self, source: str) -> Bundle | None:
+        """Return the bundle of a source: itself if it is one, else its cached export, None if there is none yet.
 
-        Raises RefusedError in all its kinds: no such source, damaged, not admitted, cannot be written.
+        Raises RefusedError in all its kinds: no such source, damaged, not admitted.
         """
         resolved = resolve(source, self.root)
         if is_bundle(resolved.path):
             return open_bundle(resolved.path)
-        return self._exported(resolved, progress)
+        _, _, target = self._plan(resolved)
+        return self._cached(target) if is_bundle(target) else None
 
-    def _exported(self, resolved: Resolved, progress: Progress) -> Bundle:
+    def open(self, source: str, progress: Progress = lambda what, done, total: None) -> Bundle:
+        """Return the bundle of a source as `find` does; export it first if need be.
+
+        Raises RefusedError in all its kinds: also that the bundle cannot be written.
+        """
+        resolved = resolve(source, self.root)
+        if is_bundle(resolved.path):
+            return open_bundle(resolved.path)
+        export, hashes, target = self._plan(resolved)
+        with locked(self._bundles / f"{target.name}.lock"):  # a second process waits, and finds it made
+            if not is_bundle(target):
+                names = {"name": resolved.name, "revision": resolved.revision}
+                return export_bundle(export, target, hashes=hashes, progress=progress, **names)
+        return self._cached(target)
+
+    def export_to(self, source: str, target: Path, progress: Progress) -> Bundle:
+        """Write a source's bundle at `target`; raise RefusedError if it is one already or cannot be written."""
+        resolved = resolve(source, self.root)
+        if is_bundle(resolved.path):
+            raise BundleError(f"{source} is a bundle already")
+        export, hashes, _ = self._plan(resolved)
+        names = {"name": resolved.name, "revision": resolved.revision}
+        return export_bundle(export, target, hashes=hashes, progress=progress, **names)
+
+    def _plan(self, resolved: Resolved) -> tuple[Export, dict[str, str], Path]:
+        """Admit the checkpoint and find the place of its bundle."""
         checkpoint = read_checkpoint(resolved.path)
         export = plan_export(checkpoint)
         hashes = hash_files(checkpoint, self._remembered_hash)
         key = hashlib.sha256(export.key(hashes).encode()).hexdigest()[:KEY_LENGTH]
-        target = self._bundles / key
-        with locked(self._bundles / f"{key}.lock"):
-            if not is_bundle(target):
-                return export_bundle(
-                    export, target, hashes=hashes, name=resolved.name, revision=resolved.revision, progress=progress
-                )
+        return export, hashes, self._bundles / key
+
+    def _cached(self, target: Path) -> Bundle:
         try:
             bundle = open_bundle(target)
         except BundleError as error:
-            raise BundleError(f"{error}; or remove it: ffwd-ort cache rm {key}") from None
-        os.utime(target / "manifest.json")  # when it was last used
+            raise BundleError(f"{error}; or remove it: ffwd-ort cache rm {target.name}") from None
+        with contextlib.suppress(OSError):  # a cache that is mounted read-only still serves
+            os.utime(target / MANIFEST)  # when it was last used
         return bundle
 
     def _remembered_hash(self, path: Path) -> str:
@@ -103,7 +128,7 @@ class BundleCache:
             except BundleError as error:
                 found.append(CachedBundle(path.name, "?", "?", size, path.stat().st_mtime, str(error)))
             else:
-                used = (path / "manifest.json").stat().st_mtime
+                used = (path / MANIFEST).stat().st_mtime
                 found.append(CachedBundle(path.name, manifest.source.name, manifest.family, size, used))
         return sorted(found, key=lambda bundle: -bundle.used)
 

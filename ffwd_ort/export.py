@@ -11,7 +11,7 @@ from ffwd_ort.bundle import FORMAT, TOKENIZER, Bundle, Manifest, Sizes, Source, 
 from ffwd_ort.checkpoint import Checkpoint, PoolingConfig
 from ffwd_ort.engine.shapes import seq_ladder
 from ffwd_ort.errors import AdmissionError, CheckpointError
-from ffwd_ort.families import Admission, admit, find_plugin
+from ffwd_ort.families import Admission, admit, find_plugin, plugin_fingerprint
 
 EXPORTERS_GROUP = "ffwd_ort.exporters"
 TARGETS = ("cpu",)
@@ -32,30 +32,29 @@ class GraphFacts:
 
 @dataclass(frozen=True)
 class Exporter:
-    """A plugin that writes model.onnx and model.onnx.data of a family into a folder.
-
-    `version` is part of the cache key: raise it whenever the files written for a checkpoint change.
-    """
+    """A plugin that writes model.onnx and model.onnx.data of a family into a folder."""
 
     family: str
-    version: str
     write: Callable[[Checkpoint, Path, Progress], GraphFacts]
 
 
 @dataclass(frozen=True)
 class Export:
-    """A checkpoint that was admitted, with the exporter that will write it. Nothing has been written yet."""
+    """A checkpoint that was admitted. Nothing has been written yet, and the exporter is not imported yet.
+
+    `exporter_version` is the digest of the exporter's source, so that a bundle is made anew when that changes.
+    """
 
     checkpoint: Checkpoint
     admission: Admission
-    exporter: Exporter
+    exporter_version: str
     pooling: PoolingConfig
     normalize: bool
 
     def key(self, hashes: dict[str, str]) -> str:
         """Name everything that the bundle's bytes depend on, besides the files hashed in `hashes`."""
         family = self.admission.family
-        facts = (FORMAT, family.name, self.exporter.version, TARGETS[0], DTYPES[0], *sorted(hashes.items()))
+        facts = (FORMAT, family.name, self.exporter_version, TARGETS[0], DTYPES[0], *sorted(hashes.items()))
         return "\n".join(map(str, facts))
 
 
@@ -74,9 +73,9 @@ def plan_export(checkpoint: Checkpoint) -> Export:
             f"{checkpoint.path.name}: Dense modules ({', '.join(checkpoint.dense_modules)}) are not available yet; "
             "leaving them out would give wrong vectors"
         )
-    exporter = find_plugin(EXPORTERS_GROUP, family.name, Exporter)
+    version = plugin_fingerprint(EXPORTERS_GROUP, family.name)
     normalize = family.normalize if checkpoint.normalize is None else checkpoint.normalize
-    return Export(checkpoint, admission, exporter, pooling, normalize)
+    return Export(checkpoint, admission, version, pooling, normalize)
 
 
 def export_bundle(
@@ -95,8 +94,10 @@ def export_bundle(
     """
     checkpoint, family = export.checkpoint, export.admission.family
 
+    exporter = find_plugin(EXPORTERS_GROUP, family.name, Exporter)
+
     def fill(folder: Path) -> Manifest:
-        facts = export.exporter.write(checkpoint, folder, progress)
+        facts = exporter.write(checkpoint, folder, progress)
         special, vocabulary = _write_tokenizer(checkpoint, folder)
         if vocabulary > facts.sizes.vocabulary:
             raise CheckpointError(
@@ -133,8 +134,8 @@ def export_bundle(
             inputs=facts.inputs,
             seqs=seq_ladder(positions),
             sizes=facts.sizes,
-            exporter=export.exporter.family,
-            exporter_version=export.exporter.version,
+            exporter=exporter.family,
+            exporter_version=export.exporter_version,
             files={},
         )
 

@@ -66,7 +66,8 @@ class Result:
 class Engine:
     """Encodes sequences for several models, fairly, on one thread of its own.
 
-    `on_failure` is called from that thread once the engine can serve no more, with the reason.
+    `on_serving` is called from that thread once everything is loaded, `on_failure` once the engine can
+    serve no more, with the reason.
     """
 
     def __init__(
@@ -81,15 +82,16 @@ class Engine:
     ) -> None:
         self.models: dict[str, LoadedModel] = {}
         self.state = STARTING
+        self.loaded = False  # whether it has ever served
         self._loaders = loaders
         self._clock = clock
         self._warm_up_seconds = warm_up_seconds
-        self._on_failure = on_failure
-        self._on_serving = on_serving
+        self.on_failure = on_failure
+        self.on_serving = on_serving
         self._queue = FairQueue(clock, wait_seconds)
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
-        self._loaded = threading.Event()
+        self._settled = threading.Event()  # loaded, or failed
         self._running: tuple[float, float] | None = None  # when the step began, and when it counts as stuck
 
     # --- what callers do -------------------------------------------------------------------------------
@@ -102,7 +104,7 @@ class Engine:
 
     def wait_until_loaded(self, timeout: float | None = None) -> bool:
         """Wait until the engine serves or has failed; tell whether it has come to either."""
-        return self._loaded.wait(timeout)
+        return self._settled.wait(timeout)
 
     def submit(self, label: str, sequences: Seq[Sequence], deadline: float) -> tuple[Job, list[int]]:
         """Queue a request's sequences; equal ones are computed once.
@@ -182,18 +184,19 @@ class Engine:
         """Mark the engine failed and answer everything that waits."""
         self.state = FAILED
         self._queue.close(InferenceFailed("the engine failed"))
-        self._on_failure(error)
-        self._loaded.set()
+        self.on_failure(error)
+        self._settled.set()
 
     # --- the engine's thread ---------------------------------------------------------------------------
 
     def _main(self) -> None:
         try:
             self._load()
+            self.loaded = True
             if self.state == STARTING:
                 self.state = SERVING
-            self._on_serving()
-            self._loaded.set()
+            self.on_serving()
+            self._settled.set()
             self._serve()
         except BaseException as error:  # whatever ends this thread must reach those who wait for it
             self.fail(error)

@@ -1,0 +1,26 @@
+"""ffwd-ort export --check: the bundle on ONNX Runtime against onnx's NumPy evaluator."""
+
+import numpy as np
+
+from ffwd_ort.bundle import Bundle
+from ffwd_ort.engine.packing import Plan, lay_out
+from ffwd_ort.engine.reference import ReferenceRunner
+from ffwd_ort.engine.sequences import make_sequence
+from ffwd_ort.engine.sessions import SessionSettings, open_runner
+from ffwd_ort.engine.shapes import EncodeShape
+
+SEED = 20261130
+LENGTHS = (5, 11, 2)  # three texts in one row, with padding after them
+
+
+def worst_difference(bundle: Bundle) -> float:
+    """Run random ids of several lengths, packed, on both; return the largest absolute difference."""
+    manifest = bundle.manifest
+    random = np.random.default_rng(SEED)
+    ids = [random.integers(0, manifest.sizes.vocabulary, n, dtype=np.int32) for n in LENGTHS]
+    sequences = [make_sequence(text, manifest.pooling) for text in ids]
+    plan = Plan(EncodeShape(1, 64), (tuple(range(len(ids))),))
+    step = lay_out(plan, sequences, pad_id=manifest.pad_id, position_offset=manifest.position_offset)
+    mine = open_runner(bundle, SessionSettings("cpu")).run(step.feeds())
+    theirs = ReferenceRunner(bundle).run(step.feeds())
+    return float(np.abs(mine - theirs).max())

@@ -1,0 +1,151 @@
+"""ffwd-ort: what is done with models besides serving them."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ffwd_ort.cli.parser import REFUSED, USAGE, Parser
+from ffwd_ort.errors import FfwdError, UsageError
+from ffwd_ort.version import VERSION
+
+
+def make_parser() -> Parser:
+    """Make the parser of every subcommand."""
+    parser = Parser(prog="ffwd-ort", description="Export and inspect models.")
+    parser.add_argument("--version", action="version", version=f"ffwd_ort {VERSION}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+
+    export = commands.add_parser("export", help="write a checkpoint's bundle")
+    export.add_argument("source", metavar="SRC")
+    export.add_argument("-o", "--output", type=Path, metavar="BUNDLE", help="folder to write; without it, the cache")
+    export.add_argument("--target", choices=["cpu"], default="cpu", help="what it is for (default cpu)")
+    export.add_argument("--dtype", choices=["f32"], default="f32", help="type of the weights (default f32)")
+    export.add_argument("--check", action="store_true", help="compare with the NumPy evaluator and say the difference")
+    export.add_argument("--quiet", action="store_true", help="no progress bar")
+    export.set_defaults(run=run_export)
+
+    inspect = commands.add_parser("inspect", help="what would be served, and why")
+    inspect.add_argument("source", metavar="SRC|BUNDLE")
+    inspect.add_argument("--verify", action="store_true", help="read every file of a bundle and check its hash")
+    inspect.set_defaults(run=run_inspect)
+
+    models = commands.add_parser("models", help="families, exporters and plugins, and where they came from")
+    models.set_defaults(run=run_models)
+
+    doctor = commands.add_parser("doctor", help="what this machine offers")
+    doctor.set_defaults(run=run_doctor)
+
+    cache = commands.add_parser("cache", help="list or remove exported bundles")
+    actions = cache.add_subparsers(dest="action", required=True, metavar="ls|rm", parser_class=Parser)
+    listing = actions.add_parser("ls", help="list them, with sizes")
+    remove = actions.add_parser("rm", help="remove some, or all")
+    remove.add_argument("keys", nargs="*", metavar="KEY")
+    remove.add_argument("--all", action="store_true", help="every one")
+    listing.set_defaults(run=run_cache_ls)
+    remove.set_defaults(run=run_cache_rm)
+    for command in (export, inspect, listing, remove):
+        command.add_argument("--cache-dir", type=Path, metavar="DIR", help="another cache folder")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the codes of cli.md."""
+    arguments = make_parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except UsageError as error:
+        print(f"ffwd-ort: {error}", file=sys.stderr)
+        return USAGE
+    except FfwdError as error:
+        print(f"ffwd-ort: {error}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def run_export(arguments: Any) -> None:
+    """Write a bundle where it is wanted, or into the cache."""
+    from ffwd_ort.cache import BundleCache
+    from ffwd_ort.cli.progress import progress_bar
+
+    cache = BundleCache(arguments.cache_dir)
+    began = time.monotonic()
+    with progress_bar("exporting", quiet=arguments.quiet) as progress:
+        if arguments.output is None:
+            bundle = cache.open(arguments.source, progress)
+        else:
+            bundle = cache.export_to(arguments.source, arguments.output, progress)
+    size = sum(entry.size for entry in bundle.manifest.files.values())
+    print(f"{bundle.path}: {size / 1e6:.1f} MB in {time.monotonic() - began:.1f} s")
+    if arguments.check:
+        from ffwd_ort.cli.check import worst_difference
+
+        print(f"worst difference from the NumPy evaluator: {worst_difference(bundle):.1e}")
+
+
+def run_inspect(arguments: Any) -> None:
+    """Print what a source says and what would be served."""
+    from ffwd_ort.cli.inspect import describe_source
+
+    for name, value in describe_source(arguments.source, arguments.cache_dir, verify=arguments.verify):
+        print(f"{name:>18}  {value}")
+
+
+def run_models(arguments: Any) -> None:
+    """Print the zoo."""
+    from ffwd_ort.export import EXPORTERS_GROUP, Exporter
+    from ffwd_ort.families import MODELS_GROUP, ModelFamily, find_plugins
+
+    for title, group, kind in (("families", MODELS_GROUP, ModelFamily), ("exporters", EXPORTERS_GROUP, Exporter)):
+        print(title)
+        for plugin in find_plugins(group, kind):
+            said = f"broken: {plugin.problem}" if plugin.problem else _summary(plugin.value)
+            print(f"  {plugin.name:<10} {plugin.source:<18} {said}")
+
+
+def _summary(value: Any) -> str:
+    if not hasattr(value, "model_types"):
+        return "ONNX, opset 23"
+    types = ", ".join(value.model_types)
+    return f"model_type {types}; {value.pooling} pooling unless its files say otherwise; api {', '.join(value.api_modes)}"
+
+
+def run_doctor(arguments: Any) -> None:
+    """Print what was found."""
+    from ffwd_ort.cli.doctor import findings, versions
+
+    for name, value in [*versions(), *findings()]:
+        print(f"{name:>16}  {value}")
+
+
+def run_cache_ls(arguments: Any) -> None:
+    """Print the cached bundles."""
+    from ffwd_ort.cache import BundleCache
+
+    cache = BundleCache(arguments.cache_dir)
+    bundles = cache.list()
+    for bundle in bundles:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(bundle.used))
+        print(f"{bundle.key}  {bundle.size / 1e6:9.1f} MB  {used}  {bundle.family:<10} {bundle.problem or bundle.name}")
+    total = sum(bundle.size for bundle in bundles)
+    print(f"{len(bundles)} bundle(s), {total / 1e6:.1f} MB in {cache.root}")
+
+
+def run_cache_rm(arguments: Any) -> None:
+    """Remove cached bundles."""
+    from ffwd_ort.cache import BundleCache
+
+    cache = BundleCache(arguments.cache_dir)
+    keys = [bundle.key for bundle in cache.list()] if arguments.all else arguments.keys
+    if not keys and not arguments.all:
+        raise UsageError("cache rm: name the keys to remove (see ffwd-ort cache ls), or give --all")
+    for key in keys:
+        cache.remove(key)
+        print(f"removed {key}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+"""argparse, with errors of one line: the flag, the value, what is permitted."""
+
+import argparse
+import sys
+from typing import Any, NoReturn
+
+USAGE, REFUSED = 2, 3
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that neither abbreviates flags nor prints its usage before an error."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with 2."""
+        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
+        raise SystemExit(USAGE)

@@ -1,0 +1,102 @@
+"""The server's settings for gunicorn, and the life of a worker."""
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ffwd_ort.bundle import Bundle
+from ffwd_ort.config import ServerConfig
+from ffwd_ort.engine.engine import SERVING, STARTING, Engine
+from ffwd_ort.errors import FfwdError
+from ffwd_ort.loading import limits_of, make_engine, session_settings_of
+from ffwd_ort.server.app import Application, create_app
+from ffwd_ort.server.report import loading_failed, print_ready
+from ffwd_ort.server.worker import FfwdWorker, end_process
+
+log = logging.getLogger(__name__)
+
+SPARE_THREADS = 64  # above the admission limit, or 429 could never be sent and /health would wait
+IDLE_CONNECTIONS = 1024
+BOOT_ERROR = 3  # gunicorn's own status for "do not try again"
+WATCHDOG_SECONDS = 1.0
+ANSWER_SECONDS = 2.0  # for threads to send their answers once the engine has failed
+
+
+def settings(config: ServerConfig) -> dict[str, Any]:
+    """Return gunicorn's settings for a server's."""
+    threads = config.requests_per_worker + SPARE_THREADS
+    return {
+        "bind": config.bind,
+        "workers": config.workers,
+        "worker_class": FfwdWorker,
+        "threads": threads,
+        "worker_connections": threads + IDLE_CONNECTIONS,
+        "backlog": 2048,
+        "keepalive": 75,
+        "timeout": 120,
+        "graceful_timeout": config.graceful_timeout,
+        "limit_request_line": 4094,
+        "limit_request_fields": 100,
+        "limit_request_field_size": 8190,
+        "control_socket_disable": True,
+        "loglevel": "info" if config.verbose else "warning",
+        "proc_name": "ffwd-server",
+        "post_worker_init": start_engine,
+        "worker_exit": close_engine,
+    }
+
+
+def load_app(config: ServerConfig, bundles: Sequence[Bundle]) -> Application:
+    """Make a worker's application; nothing is opened before its engine is started."""
+    engine = make_engine(
+        list(zip(config.models, bundles, strict=True)),
+        limits_of(config),
+        session_settings_of(config),
+        wait_seconds=config.batch_wait_us / 1e6,
+    )
+    return create_app(engine, config)
+
+
+def start_engine(worker: Any) -> None:
+    """Start the engine after the fork. The first workers accept at once and answer `starting`.
+
+    A worker that replaces another loads before it accepts, so that its sibling's death never shows.
+    """
+    app: Application = worker.wsgi
+    engine = app.engine
+    if worker.age == 1:  # one of several speaks for all
+        engine.on_serving = lambda: print_ready(app.config, list(engine.models.values()))
+    engine.on_failure = lambda error: _end(engine, error)
+    engine.start()
+    if worker.age > worker.cfg.workers:
+        while not engine.wait_until_loaded(1.0):
+            worker.notify()
+    threading.Thread(target=_watch, args=[engine], name="ffwd-watchdog", daemon=True).start()
+
+
+def close_engine(_arbiter: Any, worker: Any) -> None:
+    """Close the engine as the worker ends; also called for workers that never started one."""
+    app = getattr(worker, "wsgi", None)
+    if app is not None and worker.pid == os.getpid():
+        app.engine.close()
+
+
+def _watch(engine: Engine) -> None:
+    while engine.state in (STARTING, SERVING):
+        time.sleep(WATCHDOG_SECONDS)
+        if engine.stuck():
+            engine.fail(FfwdError("an encode step hangs"))
+            return
+
+
+def _end(engine: Engine, error: BaseException) -> None:
+    """End the worker: for good if it could not load, to be started anew if it failed later."""
+    if not engine.loaded:
+        print(loading_failed(error), file=sys.stderr, flush=True)
+        end_process(BOOT_ERROR)
+    log.critical("the engine failed: %s", error, exc_info=error)
+    threading.Timer(ANSWER_SECONDS, end_process, [1]).start()

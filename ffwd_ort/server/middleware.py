@@ -1,0 +1,140 @@
+"""What every request passes on its way in and out: the checks of http.md section 3.1 in their order."""
+
+import hmac
+import re
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import falcon
+
+from ffwd_ort.engine.engine import DRAINING, SERVING, Engine
+from ffwd_ort.server.body import check_declared
+from ffwd_ort.server.errors import HttpFault
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+STAGES = ("queue", "parse", "tokenize", "infer", "encode")
+
+
+def request_id(given: str | None) -> str:
+    """Keep a client's id if it is short and plain, else make one of 32 hex digits."""
+    return given if given is not None and REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+@dataclass
+class Timing:
+    """Where a request's time went, in seconds by stage."""
+
+    began: float = field(default_factory=time.monotonic)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time of a block to a stage."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.monotonic() - start
+
+    def header(self) -> str:
+        """Write all five stages, in ms."""
+        return ", ".join(f"{name};dur={self.seconds[name] * 1000:.3f}" for name in STAGES)
+
+
+class Admission:
+    """Counts requests in flight; the ones above the limit are turned away at once."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self.inflight = 0
+
+    def enter(self) -> None:
+        """Take a place; raise HttpFault 429 if there is none."""
+        with self._lock:
+            if self.inflight >= self._most:
+                raise HttpFault("overloaded")
+            self.inflight += 1
+
+    def leave(self) -> None:
+        """Give the place back."""
+        with self._lock:
+            self.inflight -= 1
+
+
+class Resource:
+    """Base of the routes: which methods one has, and what it needs before it answers."""
+
+    methods: tuple[str, ...] = ("GET", "HEAD")
+    public = False  # answers without a key
+    states: tuple[str, ...] | None = None  # answers only in these; None: in all
+    admits = False  # takes a place in flight
+
+    @property
+    def allow(self) -> str:
+        """The Allow header."""
+        return ", ".join((*self.methods, "OPTIONS"))
+
+
+class PostResource(Resource):
+    """Base of the routes that run a model."""
+
+    methods = ("POST",)
+    states = (SERVING,)
+    admits = True
+
+
+class Gate:
+    """Checks a request before its route runs, and completes the headers of its answer."""
+
+    def __init__(self, engine: Engine, admission: Admission, keys: Sequence[bytes]) -> None:
+        self._engine = engine
+        self._admission = admission
+        self._keys = keys
+
+    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Settle the request's id before anything can fail."""
+        req.context.id = request_id(req.get_header("X-Request-Id"))
+
+    def process_resource(self, req: falcon.Request, resp: falcon.Response, resource: Any, params: Any) -> None:
+        """Check method, key, state, declared body and admission, in this order."""
+        if req.method == "OPTIONS":
+            resp.status = falcon.HTTP_204
+            resp.set_header("Allow", resource.allow)
+            resp.complete = True
+            return
+        if req.method not in resource.methods:
+            raise HttpFault("method", headers={"Allow": resource.allow})
+        if not resource.public:
+            self._check_key(req)
+        if resource.states is not None and self._engine.state not in resource.states:
+            raise HttpFault("draining" if self._engine.state == DRAINING else "not_ready")
+        if resource.admits:
+            check_declared(req.env)
+            req.context.timing = Timing()
+            self._admission.enter()
+            req.context.admitted = True
+
+    def process_response(self, req: falcon.Request, resp: falcon.Response, resource: Any, ok: bool) -> None:
+        """Complete the headers and give the place in flight back."""
+        resp.set_header("X-Request-Id", req.context.id)
+        timing = getattr(req.context, "timing", None)
+        if timing is not None:
+            resp.set_header("Server-Timing", timing.header())
+        if getattr(req.context, "admitted", False):
+            self._admission.leave()
+
+    def _check_key(self, req: falcon.Request) -> None:
+        """Compare the bearer token with every key in constant time, whatever bytes it is made of."""
+        if not self._keys:
+            return
+        scheme, _, token = req.env.get("HTTP_AUTHORIZATION", "").partition(" ")
+        given = token.strip().encode("latin-1", "replace")
+        matches = [hmac.compare_digest(given, key) for key in self._keys]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise HttpFault("auth", headers={"WWW-Authenticate": "Bearer"})

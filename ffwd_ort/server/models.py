@@ -1,0 +1,55 @@
+"""GET /v1/models and /v1/models/{label}: labels and their settled settings."""
+
+from typing import Any
+
+import falcon
+
+from ffwd_ort.engine.engine import DRAINING, SERVING, Engine, LoadedModel
+from ffwd_ort.server import responses
+from ffwd_ort.server.errors import HttpFault
+from ffwd_ort.server.middleware import Resource
+from ffwd_ort.server.validation import FORMATS
+
+
+def entry(model: LoadedModel) -> dict[str, Any]:
+    """Describe one label."""
+    served = model.served
+    return {
+        "id": served.label,
+        "object": "model",
+        "created": int(model.loaded_at),
+        "owned_by": "ffwd_ort",
+        "kind": served.manifest.kind,
+        "routes": ["/v1/embeddings"],
+        "dim": served.dim,
+        "min_dim": served.min_dim,
+        "max_tokens": served.cap.tokens,
+        "api": "openai",
+        "encoding_formats": list(FORMATS),
+        "pooling": "+".join(served.pooling),
+        "normalize": served.normalize,
+        "prompts": sorted(served.prompts),
+        "scorer": None,
+        "token_ids": "accept" if served.accepts_token_ids else "refuse",
+    }
+
+
+class Models(Resource):
+    """Both routes: the list, and one label's entry."""
+
+    states = (SERVING, DRAINING)
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, label: str | None = None) -> None:
+        """Answer with every label in load order, or with the one asked for."""
+        if label is None:
+            listed = [entry(model) for model in self._engine.models.values()]
+            resp.data = responses.encode({"object": "list", "data": listed})
+        elif label in self._engine.models:
+            resp.data = responses.encode(entry(self._engine.models[label]))
+        else:
+            raise HttpFault("model_not_found", param="model")
+
+    on_head = on_get

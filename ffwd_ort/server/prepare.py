@@ -1,0 +1,32 @@
+"""Have a bundle for every label before the server forks."""
+
+import subprocess
+import sys
+
+from ffwd_ort.bundle import Bundle
+from ffwd_ort.cache import BundleCache
+from ffwd_ort.config import ServerConfig
+from ffwd_ort.errors import BundleError, RefusedError
+
+REFUSED = 3
+
+
+def prepare(config: ServerConfig) -> list[Bundle]:
+    """Find or make the bundle of each label, in order; raise RefusedError for one that cannot be served.
+
+    An export runs in a process of its own: its graph libraries and their threads must not be in the
+    process that forks, nor its memory in the one that serves.
+    """
+    cache = BundleCache(config.cache_dir)
+    return [cache.find(spec.source) or _export(cache, spec.source) for spec in config.models]
+
+
+def _export(cache: BundleCache, source: str) -> Bundle:
+    command = [sys.executable, "-m", "ffwd_ort.cli.main", "export", source, "--cache-dir", str(cache.root), "--quiet"]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE if not sys.stderr.isatty() else None)
+    bundle = cache.find(source) if done.returncode == 0 else None
+    if bundle is None:
+        said = (done.stderr or b"").decode(errors="replace").strip().removeprefix("ffwd-ort: ")
+        error = RefusedError if done.returncode == REFUSED else BundleError
+        raise error(said or f"the export of {source} failed with exit code {done.returncode}")
+    return bundle

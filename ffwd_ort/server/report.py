@@ -1,0 +1,54 @@
+"""What the server says at the terminal when it starts."""
+
+from collections.abc import Sequence
+
+from ffwd_ort.config import ServerConfig
+from ffwd_ort.engine.engine import LoadedModel
+from ffwd_ort.engine.machine import resident_memory
+
+
+def print_ready(config: ServerConfig, models: Sequence[LoadedModel]) -> None:
+    """Print what is served, then the ready line and a command to try."""
+    for model in models:
+        print(*model_lines(model), sep="\n")
+    url = address(config.bind)
+    print(f"memory {resident_memory() >> 20} MiB a worker, {config.workers} worker(s)")
+    print(f"ready: {url}")
+    if url.startswith("http"):
+        label = models[0].served.label
+        body = f'{{"model":"{label}","input":"Low water falls at 06:40."}}'
+        key = " -H 'Authorization: Bearer KEY'" if config.api_keys else ""
+        print(f"try:   curl -s {url}/v1/embeddings{key} -d '{body}'", flush=True)
+    if config.public and not config.api_keys:
+        print("warning: this address is reachable from other machines and there is no --api-key", flush=True)
+
+
+def model_lines(model: LoadedModel) -> list[str]:
+    """Describe a label by its settled values, with a warning for each trap its checkpoint holds."""
+    served = model.served
+    manifest, trained = served.manifest, served.manifest.trained_length
+    shapes = served.packing.shapes()
+    lines = [
+        f"{served.label}: {manifest.family} {manifest.kind}, {served.dim} dimensions, {'+'.join(served.pooling)} pooling, "
+        f"{'unit length' if served.normalize else 'not normalised'}",
+        f"  texts of up to {served.cap.tokens} tokens (bound by {served.cap.bound_by})",
+        f"  {model.runner.provider} ({', '.join(model.runner.execution_providers)}), {manifest.dtype}; "
+        f"{len(model.seconds)} of {len(shapes)} shapes run in {sum(model.seconds.values()):.1f} s, "
+        f"largest {shapes[0].rows}x{shapes[0].seq}",
+    ]
+    if trained is not None and trained < served.cap.tokens:
+        lines.append(
+            f"  warning: trained on texts of up to {trained} tokens; :max_seq={trained} keeps to that "
+            "(sentence-transformers cuts there)"
+        )
+    return lines
+
+
+def loading_failed(error: BaseException) -> str:
+    """Say why nothing is served."""
+    return f"ffwd-server: {error}"
+
+
+def address(bind: str) -> str:
+    """Write a bind address as people type it."""
+    return bind if bind.startswith("unix:") else f"http://{bind}"

@@ -1,0 +1,44 @@
+"""Build the bodies of answers. Nothing here decides anything."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from ffwd_ort.engine.sequences import Floats
+from ffwd_ort.engine.vectors import to_base64
+from ffwd_ort.server.errors import Answer, Problem
+
+
+def encode(body: Any) -> bytes:
+    """Encode a body; float32 arrays become numbers that parse back to exactly their values."""
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def plain_error(answer: Answer, param: str | None = None) -> dict[str, Any]:
+    """Shape an error as OpenAI clients read it."""
+    return {"error": {"message": answer.message, "type": answer.type, "param": param, "code": answer.code}}
+
+
+def validation_error(problems: Sequence[Problem]) -> dict[str, Any]:
+    """Shape problems twice in one body: `error` for OpenAI clients, `detail` for those that read a list."""
+    first = problems[0]
+    error = {
+        "message": first.msg,
+        "type": "invalid_request_error",
+        "param": ".".join(map(str, first.loc)) or None,
+        "code": first.type,
+    }
+    detail = [{"loc": ["body", *p.loc], "msg": p.msg, "type": p.type} for p in problems]
+    return {"error": error, "detail": detail}
+
+
+def embeddings(label: str, vectors: Floats, encoding_format: str, tokens: int) -> dict[str, Any]:
+    """Shape the answer of /v1/embeddings: one entry per text, in input order."""
+    encoded: Any = [to_base64(v) for v in vectors] if encoding_format == "base64" else list(vectors)
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": i, "embedding": e} for i, e in enumerate(encoded)],
+        "model": label,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }

@@ -1,0 +1,367 @@
+"""JSON to typed requests: every problem of a phase at once, in the order and words of http.md section 4.4.
+
+Three phases, each run only when the one before is clean: the body as JSON, its fields, its tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from ffwd_ort.engine.model import ServedModel
+from ffwd_ort.engine.tokenization import Encoded
+from ffwd_ort.errors import TokenizationFailed
+from ffwd_ort.server.errors import Invalid, Problem
+
+MAX_DEPTH = 64
+MAX_INPUTS = 512
+INT32 = range(-(2**31), 2**31)
+FORMATS = ("float", "base64")
+POOLINGS = ("mean", "cls", "last")
+TEXT_TYPES: Mapping[str, Mapping[str, str]] = {
+    "text_type": {"query": "query", "document": "document"},
+    "input_type": {
+        "query": "query",
+        "document": "document",
+        "search_query": "query",
+        "search_document": "document",
+        "passage": "document",
+    },
+}
+DIRECTIONS = {"right": "right", "left": "left", "Right": "right", "Left": "left"}
+TOKEN_IDS_REFUSED = (
+    "token id arrays are not accepted for this model; send text (LangChain: check_embedding_ctx_length=False)"
+)
+MISSING = object()
+
+
+@dataclass(frozen=True)
+class RequestRules:
+    """What the server's flags say about requests."""
+
+    rows: int | None = None
+    max_request_tokens: int = 120_000
+    auto_truncate: bool = False
+
+
+@dataclass(frozen=True)
+class EmbeddingsRequest:
+    """A body of /v1/embeddings that passed the field phase. Exactly one of `texts` and `token_ids` is set."""
+
+    model: ServedModel
+    texts: list[str] | None
+    token_ids: list[list[int]] | None
+    bare: bool
+    encoding_format: str
+    dimensions: int | None
+    pooling: str | None
+    prompt: str
+    truncate: bool
+    direction: str
+
+
+# --- the body -----------------------------------------------------------------------------------------
+
+
+def parse_body(raw: bytes | bytearray) -> dict[str, Any]:
+    """Parse a JSON object; raise Invalid with the one problem of the body."""
+    if not raw:
+        raise Invalid([Problem((), "body required", "missing")])
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        raise Invalid([Problem((), "invalid JSON", "json_invalid")]) from None
+    if _deeper_than(body, MAX_DEPTH):
+        raise Invalid([Problem((), "invalid JSON", "json_invalid")])
+    if not isinstance(body, dict):
+        raise Invalid([Problem((), "body must be a JSON object", "type_error.object")])
+    return body
+
+
+def _deeper_than(value: Any, depth: int) -> bool:
+    """Tell whether containers nest deeper; level by level, as recursion could not be trusted with it."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth):
+        if not level:
+            return False
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [child for children in inner for child in children if isinstance(child, dict | list)]
+    return bool(level)
+
+
+def is_integer(value: Any) -> bool:
+    """Tell whether a JSON number has an integral value of 32 bits: 8, 8.0 and 1e2 do, true does not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value == int(value) and int(value) in INT32
+
+
+# --- fields -------------------------------------------------------------------------------------------
+
+
+def embeddings_request(
+    body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: RequestRules
+) -> EmbeddingsRequest:
+    """Check the fields of /v1/embeddings; raise Invalid with every problem, in the order of the fields."""
+    problems: list[Problem] = []
+    model = _model(body, models, problems)
+    encoding_format = _enum(body, "encoding_format", FORMATS, problems, settled=model is not None)
+    dimensions = _dimensions(body, model, problems)
+    pooling = _pooling(body, model, problems)
+    text_type = _text_type(body, model, problems)
+    prompt_name = _prompt_name(body, model, problems)
+    truncate = _boolean(body, "truncate", problems)
+    direction = _enum(body, "truncation_direction", ("right", "left"), problems, also=DIRECTIONS)
+    before = len(problems)
+    texts, token_ids = _input(body, model, rules, problems)
+    if token_ids is not None and len(problems) == before:
+        given = [name for name in ("text_type", "input_type", "prompt_name") if name in body]
+        problems += [Problem(("input",), f"token ids take no prompt; remove {n}", "value_error.conflict") for n in given]
+    if problems or model is None:
+        raise Invalid(problems)
+    return EmbeddingsRequest(
+        model=model,
+        texts=texts,
+        token_ids=token_ids,
+        bare=isinstance(body["input"], str) or (token_ids is not None and not isinstance(body["input"][0], list)),
+        encoding_format=encoding_format or "float",
+        dimensions=dimensions,
+        pooling=pooling,
+        prompt=model.prompt_for(text_type, prompt_name),
+        truncate=rules.auto_truncate if truncate is None else truncate,
+        direction=DIRECTIONS[direction or "right"],
+    )
+
+
+def _model(
+    body: Mapping[str, Any], models: Mapping[str, ServedModel], problems: list[Problem]
+) -> ServedModel | None:
+    if "model" not in body:
+        if len(models) == 1:
+            return next(iter(models.values()))
+        problems.append(Problem(("model",), "field required", "missing"))
+        return None
+    label = body["model"]
+    if not isinstance(label, str):
+        problems.append(Problem(("model",), "model must be a string", "type_error.string"))
+    elif label not in models:
+        problems.append(Problem(("model",), "value is not a valid enum member for this endpoint", "enum"))
+    else:
+        return models[label]
+    return None
+
+
+def _permitted(values: Sequence[str]) -> str:
+    return f"value is not a valid enum member; permitted: {', '.join(map(repr, values))}"
+
+
+def _enum(
+    body: Mapping[str, Any],
+    name: str,
+    permitted: Sequence[str],
+    problems: list[Problem],
+    *,
+    settled: bool = True,
+    also: Mapping[str, str] | None = None,
+) -> str | None:
+    """Read a string with few values; where the label is not settled, only its type is checked."""
+    value = body.get(name, MISSING)
+    if value is MISSING:
+        return None
+    if not isinstance(value, str):
+        problems.append(Problem((name,), f"{name} must be a string", "type_error.string"))
+    elif settled and value not in (also or permitted):
+        problems.append(Problem((name,), _permitted(permitted), "enum"))
+    else:
+        return value
+    return None
+
+
+def _boolean(body: Mapping[str, Any], name: str, problems: list[Problem]) -> bool | None:
+    value = body.get(name, MISSING)
+    if value is MISSING or isinstance(value, bool):
+        return None if value is MISSING else bool(value)
+    problems.append(Problem((name,), f"{name} must be a boolean", "type_error.bool"))
+    return None
+
+
+def _dimensions(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> int | None:
+    value = body.get("dimensions", MISSING)
+    if value is MISSING:
+        return None
+    where = ("dimensions",)
+    if not is_integer(value):
+        problems.append(Problem(where, "dimensions must be an integer", "type_error.integer"))
+    elif model is not None and not model.min_dim <= value <= model.dim:
+        between = f"dimensions must be between {model.min_dim} and {model.dim}"
+        problems.append(Problem(where, between, "value_error.range"))
+    else:
+        return int(value)
+    return None
+
+
+def _pooling(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str | None:
+    value = _enum(body, "pooling", POOLINGS, problems)
+    if value is not None and model is not None and len(model.manifest.pooling) > 1:
+        fixed = "+".join(model.manifest.pooling)
+        problems.append(
+            Problem(("pooling",), f"pooling is fixed to {fixed!r} by the checkpoint", "value_error.contract")
+        )
+    return value
+
+
+def _text_type(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str | None:
+    chosen = None
+    for name, values in TEXT_TYPES.items():
+        if name not in body:
+            continue
+        if model is not None and not model.routes_prompts:
+            only = f"{name} is only supported for instruction embedding models"
+            problems.append(Problem((name,), only, "extra_fields"))
+            continue
+        value = _enum(body, name, tuple(values), problems)
+        if name == "text_type" and value is not None and "input_type" in body:
+            alias = "text_type and input_type are aliases; provide only one"
+            problems.append(Problem((name,), alias, "value_error.conflict"))
+        chosen = chosen or (values[value] if value is not None else None)
+    return chosen
+
+
+def _prompt_name(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str | None:
+    value = body.get("prompt_name", MISSING)
+    if value is MISSING:
+        return None
+    where = ("prompt_name",)
+    if not isinstance(value, str):
+        problems.append(Problem(where, "prompt_name must be a string", "type_error.string"))
+        return None
+    if model is not None and not model.prompts:
+        only = "prompt_name is only supported for models with prompts"
+        problems.append(Problem(where, only, "extra_fields"))
+    elif model is not None and value not in model.prompts:
+        problems.append(Problem(where, _permitted(sorted(model.prompts)), "enum"))
+    elif "text_type" in body or "input_type" in body:
+        both = "prompt_name and text_type both select a prompt; provide only one"
+        problems.append(Problem(where, both, "value_error.conflict"))
+    else:
+        return value
+    return None
+
+
+def _input(
+    body: Mapping[str, Any], model: ServedModel | None, rules: RequestRules, problems: list[Problem]
+) -> tuple[list[str] | None, list[list[int]] | None]:
+    """Read `input` as texts, or as token ids where the label accepts them."""
+    value = body.get("input", MISSING)
+    where = ("input",)
+    if value is MISSING:
+        problems.append(Problem(where, "field required", "missing"))
+    elif isinstance(value, str):
+        if value:
+            return [value], None
+        problems.append(Problem(where, "input must not be empty", "value_error.empty"))
+    elif not isinstance(value, list):
+        problems.append(Problem(where, "input must be a string or an array of strings", "type_error"))
+    elif not value:
+        problems.append(Problem(where, "input must contain at least 1 item", "value_error.list.min_items"))
+    elif all(map(is_integer, value)):
+        return None, _token_ids(model, [value], (), problems)
+    elif (problem := _too_many(len(value), rules)) is not None:
+        problems.append(problem)
+    elif all(isinstance(item, list) and all(map(is_integer, item)) for item in value):
+        return None, _token_ids(model, value, tuple(range(len(value))), problems)
+    else:
+        before = len(problems)
+        for index, item in enumerate(value):
+            if not isinstance(item, str):
+                problems.append(Problem(("input", index), "input item must be a string", "type_error.string"))
+            elif not item:
+                problems.append(Problem(("input", index), "input item must not be empty", "value_error.empty"))
+        return (value, None) if len(problems) == before else (None, None)
+    return None, None
+
+
+def _too_many(count: int, rules: RequestRules) -> Problem | None:
+    most = min(MAX_INPUTS, rules.rows or MAX_INPUTS)
+    if count <= most:
+        return None
+    suffix = f" (bound by --rows {rules.rows})" if most < MAX_INPUTS else ""
+    return Problem(("input",), f"input must contain at most {most} items{suffix}", "value_error.list.max_items")
+
+
+def _token_ids(
+    model: ServedModel | None, lists: list[list[Any]], places: tuple[int, ...], problems: list[Problem]
+) -> list[list[int]] | None:
+    if model is None:
+        return None
+    if not model.accepts_token_ids:
+        problems.append(Problem(("input",), TOKEN_IDS_REFUSED, "type_error.token_ids"))
+        return None
+    before = len(problems)
+    between = f"token id must be between 0 and {model.vocabulary - 1}"
+    for index, ids in enumerate(lists):
+        where: tuple[str | int, ...] = ("input", *places[index : index + 1])
+        if not ids:
+            problems.append(Problem(where, "input item must not be empty", "value_error.empty"))
+        problems += [
+            Problem((*where, j), between, "value_error.token_id")
+            for j, token in enumerate(ids)
+            if not 0 <= token < model.vocabulary
+        ]
+    return [[int(t) for t in ids] for ids in lists] if len(problems) == before else None
+
+
+# --- tokens -------------------------------------------------------------------------------------------
+
+
+def tokens(request: EmbeddingsRequest, rules: RequestRules) -> list[Encoded]:
+    """Tokenise a request and check every length; raise Invalid with every problem."""
+    model = request.model
+    if request.token_ids is not None:
+        encoded = [_given(ids, request) for ids in request.token_ids]
+    else:
+        encoded = _tokenise(request)
+    cap = model.cap
+    problems = [
+        Problem(
+            ("input",) if request.bare else ("input", index),
+            f"input exceeds {cap.tokens} token limit (counted {text.counted}; bound by {cap.bound_by})",
+            "value_error.context_length",
+        )
+        for index, text in enumerate(encoded)
+        if len(text.ids) > cap.tokens
+    ]
+    total = sum(len(text.ids) for text in encoded if len(text.ids) <= cap.tokens)
+    if total > rules.max_request_tokens:
+        most = f"(counted {total}; bound by --max-request-tokens {rules.max_request_tokens})"
+        message = f"request exceeds the request token limit {most}"
+        problems.insert(0, Problem(("input",), message, "value_error.context_length"))
+    if problems:
+        raise Invalid(problems)
+    return encoded
+
+
+def _tokenise(request: EmbeddingsRequest) -> list[Encoded]:
+    model = request.model
+    try:
+        return model.tokenizer.encode(
+            request.texts or [],
+            prompt=request.prompt,
+            max_length=model.cap.tokens if request.truncate else None,
+            direction=request.direction,
+        )
+    except TokenizationFailed as error:
+        where: tuple[str | int, ...] = ("input",) if request.bare else ("input", error.args[0])
+        raise Invalid([Problem(where, "tokenization failed", "value_error.tokenization")]) from None
+
+
+def _given(ids: list[int], request: EmbeddingsRequest) -> Encoded:
+    """Take token ids as they are; a cut puts nothing back."""
+    import numpy as np
+
+    array = np.array(ids, np.int32)
+    most = request.model.cap.tokens
+    if request.truncate and len(array) > most:
+        array = array[:most] if request.direction == "right" else array[-most:]
+    return Encoded(array, len(ids))

@@ -1,0 +1,125 @@
+"""The gunicorn worker: gthread, with a deadline for headers and bodies, JSON errors and a complete drain.
+
+gunicorn does the HTTP: parsing, chunking, keep-alive, `100 Continue`, limits on headers. Here is what it
+leaves to us: it would wait for ever for a header that comes a byte a second, answers its own errors in
+HTML, and lets connections that wait in the backlog be reset when it stops.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+from gunicorn.http import errors as http_errors
+from gunicorn.workers.gthread import TConn, ThreadWorker
+
+from ffwd_ort.errors import Draining
+from ffwd_ort.server import responses
+from ffwd_ort.server.errors import ANSWERS
+from ffwd_ort.server.middleware import request_id
+
+log = logging.getLogger(__name__)
+
+HEADER_SECONDS = 10.0  # from the first byte of a request to the end of its headers
+SEND_SECONDS = 60.0  # for a client to take a piece of its answer
+DRAIN_MARGIN = 1.0  # before the graceful timeout, to answer what cannot be finished
+
+# Which answer each of gunicorn's own refusals is; what is not listed is a bad request.
+HTTP_ERRORS: dict[type[Exception], str] = {
+    http_errors.LimitRequestLine: "uri_too_long",
+    http_errors.LimitRequestHeaders: "headers_too_large",
+    http_errors.ExpectationFailed: "expectation",
+}
+
+
+class DeadlineSocket(socket.socket):
+    """A connection whose reads must be over by `deadline` (monotonic seconds), however slowly bytes come."""
+
+    deadline: float | None = None
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """Receive, or raise TimeoutError once the deadline has passed."""
+        if self.deadline is None or flags:
+            return super().recv(size, flags)
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the deadline for this request's bytes has passed")
+        self.settimeout(left)
+        try:
+            return super().recv(size)
+        finally:
+            self.settimeout(SEND_SECONDS)
+
+
+class FfwdWorker(ThreadWorker):  # type: ignore[misc]
+    """One process with one engine."""
+
+    def enqueue_req(self, conn: TConn) -> None:
+        """Give a new connection a socket with a deadline."""
+        if not isinstance(conn.sock, DeadlineSocket):
+            plain = conn.sock
+            conn.sock = DeadlineSocket(plain.family, plain.type, plain.proto, fileno=plain.detach())
+        super().enqueue_req(conn)
+
+    def handle(self, conn: TConn) -> Any:
+        """Read and answer one request; its headers must come within their time."""
+        conn.sock.deadline = time.monotonic() + HEADER_SECONDS
+        try:
+            return super().handle(conn)
+        finally:
+            conn.sock.deadline = None
+
+    def handle_error(self, req: Any, client: socket.socket, addr: Any, exc: BaseException) -> None:
+        """Answer what gunicorn itself refuses as JSON, then close."""
+        if isinstance(exc, http_errors.ParseException | http_errors.NoMoreData):
+            kind = next((k for error, k in HTTP_ERRORS.items() if isinstance(exc, error)), "bad_http")
+        else:
+            kind = "internal"
+            log.error("a request could not be answered", exc_info=exc)
+        answer = ANSWERS[kind]
+        body = responses.encode(responses.plain_error(answer))
+        head = (
+            f"HTTP/1.1 {answer.status} {answer.message.partition('(')[0].strip()}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            f"X-Request-Id: {request_id(None)}\r\n\r\n"
+        )
+        with contextlib.suppress(OSError):
+            client.sendall(head.encode() + body)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Begin to drain: new requests get 503, those in flight are finished."""
+        if self.alive:
+            self.wsgi.engine.drain()
+            patience = max(0.1, self.cfg.graceful_timeout - DRAIN_MARGIN)
+            timer = threading.Timer(patience, self.wsgi.engine.close, [Draining("out of time"), 0.0])
+            timer.daemon = True
+            timer.start()
+        super().handle_exit(sig, frame)
+
+    def set_accept_enabled(self, enabled: bool) -> None:
+        """When stopping, take what waits in the backlog, then refuse new connections at once."""
+        stopping = not enabled and not self.alive and self._accepting
+        if stopping:
+            for listener in self.sockets:
+                self._empty_backlog(listener)
+        super().set_accept_enabled(enabled)
+        if stopping:
+            for listener in self.sockets:
+                listener.close()
+
+    def _empty_backlog(self, listener: Any) -> None:
+        # gunicorn's accept() swallows "nothing waits", so the count tells.
+        while True:
+            before = self.nr_conns
+            self.accept(listener)
+            if self.nr_conns == before:
+                return
+
+
+def end_process(status: int) -> None:
+    """End this worker from any thread, at once: gunicorn reads the status (3 ends the server, others restart it)."""
+    logging.shutdown()
+    os._exit(status)
