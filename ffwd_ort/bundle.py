@@ -28,14 +28,14 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Base of everything in manifest.json: closed, so that a misspelt key is an error."""
 
 
-class FileEntry(_Record):
+class FileEntry(_Record, frozen=True):
     """Size in bytes and SHA-256 of one file of the bundle."""
 
     size: int
     sha256: str
 
 
-class Source(_Record):
+class Source(_Record, frozen=True):
     """Where the checkpoint came from. `name` is the directory's name, never its path."""
 
     name: str
@@ -44,7 +44,7 @@ class Source(_Record):
     tokenizer_sha256: str
 
 
-class Sizes(_Record):
+class Sizes(_Record, frozen=True):
     """The trunk's measures, from which memory and cost of a shape are reckoned."""
 
     layers: int
@@ -54,7 +54,7 @@ class Sizes(_Record):
     vocabulary: int
 
 
-class Manifest(_Record):
+class Manifest(_Record, frozen=True):
     """Pins a bundle: what the engine must know of a model, and nothing it could find out wrongly.
 
     `dim` is the full width of a vector, concatenated poolings included. `positions` is the most tokens a
@@ -126,7 +126,9 @@ def open_bundle(path: Path) -> Bundle:
         except OSError as error:
             raise BundleError(f"{path / name} cannot be read ({error.strerror}); export the bundle again") from None
         if size != entry.size:
-            raise BundleError(f"{path / name} has {size} bytes, its manifest says {entry.size}; export the bundle again")
+            raise BundleError(
+                f"{path / name} has {size} bytes, its manifest says {entry.size}; export the bundle again"
+            )
     missing = {GRAPH, WEIGHTS, TOKENIZER} - set(manifest.files)
     if missing:
         raise BundleError(f"{path / MANIFEST} does not list {', '.join(sorted(missing))}")
@@ -144,7 +146,9 @@ def _read_manifest(path: Path) -> Manifest:
         raise BundleError(f"{path} is not a JSON object") from None
     # Asked first: a newer manifest may have keys that this version cannot know.
     if isinstance(version, int) and version > FORMAT:
-        raise BundleError(f"{path} has format {version}, written by a newer ffwd_ort; this version reads up to {FORMAT}")
+        raise BundleError(
+            f"{path} has format {version}, written by a newer ffwd_ort; this version reads up to {FORMAT}"
+        )
     try:
         return msgspec.json.decode(raw, type=Manifest)
     except msgspec.ValidationError as error:

@@ -305,7 +305,11 @@ def make_config(
         api_keys=_keys(values["api_key"], values["api_key_file"]),
         bind=values["bind"] or f"{values['host']}:{values['port']}",
         provider=_provider(values),
-        **{name: values[name] for name in ServerConfig.__dataclass_fields__ if name in values and name not in ("bind", "provider")},
+        **{
+            name: values[name]
+            for name in ServerConfig.__dataclass_fields__
+            if name in values and name not in ("bind", "provider")
+        },
     )
 
 

@@ -40,9 +40,9 @@ class Exporter:
 
 @dataclass(frozen=True)
 class Export:
-    """A checkpoint that was admitted. Nothing has been written yet, and the exporter is not imported yet.
+    """A checkpoint that was admitted. Nothing is written yet, and the exporter is not imported yet.
 
-    `exporter_version` is the digest of the exporter's source, so that a bundle is made anew when that changes.
+    `exporter_version` digests the exporter's source, so that a bundle is made anew when that changes.
     """
 
     checkpoint: Checkpoint
@@ -173,7 +173,8 @@ def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> tuple[dict[str, in
         added = (int(t["id"]) for t in tokenizer.get("added_tokens", []))
         bound = 1 + max((*ids, *added), default=-1)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{checkpoint.tokenizer_file} is not a tokenizer: {type(error).__name__} {error}") from None
+        raise CheckpointError(
+            f"{checkpoint.tokenizer_file} is not a tokenizer: {type(error).__name__} {error}"
+        ) from None
     (folder / TOKENIZER).write_bytes(orjson.dumps(tokenizer))
     return special, bound
-

@@ -81,7 +81,9 @@ def _load(point: EntryPoint, expected: type) -> Plugin:
     except Exception as error:  # whatever a stranger's module raises while it is imported
         return Plugin(point.name, source, problem=f"{type(error).__name__}: {error}")
     if not isinstance(value, expected):
-        return Plugin(point.name, source, problem=f"{point.value} is a {type(value).__name__}, not a {expected.__name__}")
+        return Plugin(
+            point.name, source, problem=f"{point.value} is a {type(value).__name__}, not a {expected.__name__}"
+        )
     return Plugin(point.name, source, value)
 
 
@@ -124,7 +126,9 @@ def admit(checkpoint: Checkpoint) -> Admission:
     """
     installed = list(families())
     names = ", ".join(f"{f.name} ({', '.join(f.model_types)})" for f in installed) or "none"
-    found = f"{checkpoint.path.name}: model_type {checkpoint.model_type!r}, architectures {list(checkpoint.architectures)}"
+    found = (
+        f"{checkpoint.path.name}: model_type {checkpoint.model_type!r}, architectures {list(checkpoint.architectures)}"
+    )
     family = next((f for f in installed if checkpoint.model_type in f.model_types), None)
     if family is None:
         raise AdmissionError(f"{found}; no installed family serves that. Families: {names}")

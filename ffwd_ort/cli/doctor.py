@@ -10,7 +10,17 @@ from ffwd_ort.errors import ProviderError
 from ffwd_ort.sources import default_cache_dir
 from ffwd_ort.version import VERSION
 
-PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnx", "onnxscript", "tokenizers", "safetensors", "numpy", "gunicorn", "falcon")
+PACKAGES = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnx",
+    "onnxscript",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "gunicorn",
+    "falcon",
+)
 
 
 def versions() -> Iterator[tuple[str, str]]:

@@ -36,7 +36,10 @@ def _checkpoint_lines(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     yield "checkpoint", str(checkpoint.path)
     yield "family", f"{family.name} (model_type {checkpoint.model_type}, {', '.join(checkpoint.architectures)})"
     yield "kind", f"{export.admission.kind}, by {export.admission.evidence}"
-    yield "pooling", " + ".join(export.pooling.modes) + ("" if export.pooling.include_prompt else ", without the prompt")
+    yield (
+        "pooling",
+        " + ".join(export.pooling.modes) + ("" if export.pooling.include_prompt else ", without the prompt"),
+    )
     yield "normalised", "yes" if export.normalize else "no"
     yield "prompts", ", ".join(f"{k}={v!r}" for k, v in checkpoint.prompts.items()) or "none in its files"
     yield "default prompt", checkpoint.default_prompt_name or "none"

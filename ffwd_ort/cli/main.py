@@ -110,7 +110,9 @@ def _summary(value: Any) -> str:
     if not hasattr(value, "model_types"):
         return "ONNX, opset 23"
     types = ", ".join(value.model_types)
-    return f"model_type {types}; {value.pooling} pooling unless its files say otherwise; api {', '.join(value.api_modes)}"
+    return (
+        f"model_type {types}; {value.pooling} pooling unless its files say otherwise; api {', '.join(value.api_modes)}"
+    )
 
 
 def run_doctor(arguments: Any) -> None:

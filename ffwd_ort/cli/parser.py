@@ -11,7 +11,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that neither abbreviates flags nor prints its usage before an error."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **options)
+        options["allow_abbrev"] = False
+        super().__init__(*args, **options)
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with 2."""

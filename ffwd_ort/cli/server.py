@@ -41,7 +41,9 @@ def make_parser() -> Parser:
         group = groups.setdefault(flag.group, None) or parser.add_argument_group(flag.group)
         groups[flag.group] = group
         names = [flag.short, flag.name] if flag.short else [flag.name]
-        group.add_argument(*names, dest=flag.dest, action=_Store, flag=flag, help=_help(flag), metavar=flag.metavar or None)
+        group.add_argument(
+            *names, dest=flag.dest, action=_Store, flag=flag, help=_help(flag), metavar=flag.metavar or None
+        )
     other = groups["other"]
     other.add_argument("--version", action="version", version=f"ffwd_ort {VERSION}", help="print the version")
     other.add_argument("--build-info", action=_BuildInfo, nargs=0, help="print the versions of what this runs on")

@@ -4,7 +4,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 
@@ -119,7 +120,7 @@ class Engine:
             raise NotReady(self.state)
         distinct: dict[bytes, int] = {}
         order = [distinct.setdefault(sequence.key(), len(distinct)) for sequence in sequences]
-        firsts = {place: sequence for place, sequence in zip(reversed(order), reversed(sequences), strict=True)}
+        firsts = dict(zip(reversed(order), reversed(sequences), strict=True))
         job = Job(label, [firsts[i] for i in range(len(distinct))], self._clock(), deadline)
         self._queue.put(job)
         return job, order

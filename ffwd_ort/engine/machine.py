@@ -29,7 +29,7 @@ def _cpu_quota(cgroup: Path) -> float | None:
 
 
 def memory_limit(cgroup: Path = CGROUP) -> int:
-    """Return the bytes this process may hold: the machine's memory, a cgroup's limit or RLIMIT_AS, whichever is least."""
+    """Return the bytes this process may hold: the least of the machine's memory, a cgroup's limit and RLIMIT_AS."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:

@@ -84,9 +84,7 @@ class ServedModel:
         """Whether `text_type` means anything to this label."""
         return any(name in self.prompts for name in ("query", *DOCUMENT_PROMPTS))
 
-    def sequences(
-        self, encoded: list[Encoded], *, prompt: str = "", pooling: str | None = None
-    ) -> list[Sequence]:
+    def sequences(self, encoded: list[Encoded], *, prompt: str = "", pooling: str | None = None) -> list[Sequence]:
         """Make the engine's sequences of tokenised texts."""
         skip = 0 if self.manifest.include_prompt else self.tokenizer.prompt_tokens(prompt)
         modes = self.pooling if pooling is None else (pooling,)

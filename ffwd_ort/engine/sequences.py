@@ -44,7 +44,8 @@ def _one(n: int, index: int) -> Floats:
 def _ramp(n: int, skip: int) -> Floats:
     ramp = np.arange(1, n + 1, dtype=np.float32)
     ramp[:skip] = 0
-    return ramp / ramp.sum(dtype=np.float32)
+    ramp /= ramp.sum(dtype=np.float32)
+    return ramp
 
 
 def _flat(n: int, skip: int, weight: float) -> Floats:

@@ -12,7 +12,9 @@ def l2_normalize(vectors: npt.ArrayLike) -> Floats:
     """Scale each row of [n, dim] to unit length; a zero vector stays zero."""
     array = np.asarray(vectors, np.float32)
     norms = np.sqrt(np.einsum("...d,...d->...", array, array, dtype=np.float32))[..., None]
-    return np.divide(array, norms, out=np.zeros_like(array), where=norms > 0)
+    unit = np.zeros_like(array)
+    np.divide(array, norms, out=unit, where=norms > 0)
+    return unit
 
 
 def finish(pooled: Floats, *, dimensions: int | None, normalize: bool) -> Floats:
@@ -26,4 +28,4 @@ def finish(pooled: Floats, *, dimensions: int | None, normalize: bool) -> Floats
 
 def to_base64(vector: Floats) -> str:
     """Encode a vector's little-endian float32 bytes in standard base64, as OpenAI clients decode it."""
-    return base64.b64encode(np.ascontiguousarray(vector, "<f4")).decode("ascii")
+    return base64.b64encode(np.ascontiguousarray(vector, "<f4").data).decode("ascii")

@@ -80,7 +80,7 @@ def read_body(
     socket = environ.get("gunicorn.socket")
     try:
         while True:
-            if hasattr(socket, "deadline"):
+            if socket is not None and hasattr(socket, "deadline"):
                 socket.deadline = began + BODY_SECONDS + max(len(body), held) / MIB
             piece = _read_piece(environ["wsgi.input"])
             body += piece

@@ -35,9 +35,7 @@ ANSWERS: Mapping[str, Answer] = MappingProxyType(
         "body_too_large": Answer(
             413, f"request body exceeds {MAX_BODY_BYTES} bytes", "invalid_request_error", "body_too_large"
         ),
-        "uri_too_long": Answer(
-            414, "request line too long (over 4094 bytes)", "invalid_request_error", "uri_too_long"
-        ),
+        "uri_too_long": Answer(414, "request line too long (over 4094 bytes)", "invalid_request_error", "uri_too_long"),
         "content_encoding": Answer(
             415, "unsupported content encoding", "invalid_request_error", "unsupported_content_encoding"
         ),

@@ -85,7 +85,7 @@ class PostResource(Resource):
     """Base of the routes that run a model."""
 
     methods = ("POST",)
-    states = (SERVING,)
+    states: tuple[str, ...] | None = (SERVING,)
     admits = True
 
 

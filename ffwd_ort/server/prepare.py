@@ -23,7 +23,9 @@ def prepare(config: ServerConfig) -> list[Bundle]:
 
 def _export(cache: BundleCache, source: str) -> Bundle:
     command = [sys.executable, "-m", "ffwd_ort.cli.main", "export", source, "--cache-dir", str(cache.root), "--quiet"]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE if not sys.stderr.isatty() else None)
+    done = subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE if not sys.stderr.isatty() else None
+    )
     bundle = cache.find(source) if done.returncode == 0 else None
     if bundle is None:
         said = (done.stderr or b"").decode(errors="replace").strip().removeprefix("ffwd-ort: ")

@@ -29,8 +29,8 @@ def model_lines(model: LoadedModel) -> list[str]:
     manifest, trained = served.manifest, served.manifest.trained_length
     shapes = served.packing.shapes()
     lines = [
-        f"{served.label}: {manifest.family} {manifest.kind}, {served.dim} dimensions, {'+'.join(served.pooling)} pooling, "
-        f"{'unit length' if served.normalize else 'not normalised'}",
+        f"{served.label}: {manifest.family} {manifest.kind}, {served.dim} dimensions, "
+        f"{'+'.join(served.pooling)} pooling, {'unit length' if served.normalize else 'not normalised'}",
         f"  texts of up to {served.cap.tokens} tokens (bound by {served.cap.bound_by})",
         f"  {model.runner.provider} ({', '.join(model.runner.execution_providers)}), {manifest.dtype}; "
         f"{len(model.seconds)} of {len(shapes)} shapes run in {sum(model.seconds.values()):.1f} s, "

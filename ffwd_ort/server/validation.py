@@ -116,8 +116,11 @@ def embeddings_request(
     before = len(problems)
     texts, token_ids = _input(body, model, rules, problems)
     if token_ids is not None and len(problems) == before:
-        given = [name for name in ("text_type", "input_type", "prompt_name") if name in body]
-        problems += [Problem(("input",), f"token ids take no prompt; remove {n}", "value_error.conflict") for n in given]
+        problems += [
+            Problem(("input",), f"token ids take no prompt; remove {name}", "value_error.conflict")
+            for name in ("text_type", "input_type", "prompt_name")
+            if name in body
+        ]
     if problems or model is None:
         raise Invalid(problems)
     return EmbeddingsRequest(
@@ -134,9 +137,7 @@ def embeddings_request(
     )
 
 
-def _model(
-    body: Mapping[str, Any], models: Mapping[str, ServedModel], problems: list[Problem]
-) -> ServedModel | None:
+def _model(body: Mapping[str, Any], models: Mapping[str, ServedModel], problems: list[Problem]) -> ServedModel | None:
     if "model" not in body:
         if len(models) == 1:
             return next(iter(models.values()))

@@ -1,0 +1,234 @@
+"""Tiny checkpoints with random weights, written with NumPy alone: the same bytes on every machine.
+
+Weights are scaled so that activations are neither dead nor saturated, and every parameter matters: biases
+and norms are random too. `RandomState` streams are frozen by NumPy's own promise.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = [
+    "the",
+    "a",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "it",
+    "tide",
+    "water",
+    "low",
+    "high",
+    "falls",
+    "rises",
+    "ferry",
+    "boat",
+    "sail",
+    "bar",
+    "buoy",
+    "port",
+    "pilot",
+    "east",
+    "west",
+    "kelp",
+    "season",
+    "may",
+    "opens",
+    "ebb",
+    "flow",
+    "light",
+    "house",
+    "keep",
+    "red",
+    "green",
+    "stone",
+    "sand",
+    "rock",
+    "bay",
+]
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+PIECES = [*LETTERS, *".,:;!?'\"-()", *(f"##{letter}" for letter in LETTERS)]
+POOLING_KEYS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+TEXTS = (
+    "The tide falls.",
+    "Low water is at 06:40 in the bay, and the ferry keeps to the east of the bar.",
+    "kelp",
+    "?",
+    "A pilot keeps the red buoy to port; the green light is on the rock.",
+    "zzz qqq unknownwordhere 123",
+)
+
+
+@dataclass(frozen=True)
+class TinyBert:
+    """What a tiny BERT checkpoint should look like."""
+
+    layers: int = 3
+    hidden: int = 48
+    heads: int = 3
+    intermediate: int = 80
+    positions: int = 128
+    hidden_act: str = "gelu"
+    seed: int = 7
+    old_names: bool = False  # LayerNorm.gamma and beta, under `bert.`
+    shards: int = 1
+    dtype: str = "float32"  # or float16, bfloat16
+    pooling: tuple[str, ...] = ("mean",)  # as sentence-transformers' older keys name them, without the prefix
+    new_pooling_keys: bool = False
+    normalize: bool = True
+    include_prompt: bool = True
+    prompts: tuple[tuple[str, str], ...] = ()
+    default_prompt: str | None = None
+
+
+def write_bert(folder: Path, tiny: TinyBert = TinyBert()) -> Path:
+    """Write a sentence-transformers folder around a random BERT; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = write_tokenizer(folder)
+    write_json(
+        folder / "config.json",
+        {
+            "architectures": ["BertModel"],
+            "model_type": "bert",
+            "hidden_act": tiny.hidden_act,
+            "hidden_size": tiny.hidden,
+            "intermediate_size": tiny.intermediate,
+            "layer_norm_eps": 1e-12,
+            "max_position_embeddings": tiny.positions,
+            "num_attention_heads": tiny.heads,
+            "num_hidden_layers": tiny.layers,
+            "pad_token_id": 0,
+            "type_vocab_size": 2,
+            "vocab_size": vocabulary,
+        },
+    )
+    write_modules(folder, tiny)
+    write_weights(folder, bert_tensors(tiny, vocabulary), tiny)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> int:
+    """Write a real WordPiece tokenizer of a hundred-odd words; returns its size. It pads and truncates: a trap."""
+    vocabulary = {token: i for i, token in enumerate([*SPECIALS, *WORDS, *PIECES])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    ids = [("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ids)
+    tokenizer.add_special_tokens(list(SPECIALS))
+    tokenizer.enable_padding(length=24)
+    tokenizer.enable_truncation(24)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "BertTokenizer",
+            "model_max_length": 64,
+            "do_lower_case": True,
+            "cls_token": "[CLS]",
+            "sep_token": "[SEP]",
+            "pad_token": "[PAD]",
+            "unk_token": "[UNK]",
+            "mask_token": "[MASK]",
+        },
+    )
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    return len(vocabulary)
+
+
+def write_modules(folder: Path, tiny: TinyBert) -> None:
+    """Write modules.json and what it names."""
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if tiny.normalize else [])]
+    paths = ["", "1_Pooling", "2_Normalize"]
+    modules = [
+        {"idx": i, "name": str(i), "path": paths[i], "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    write_json(folder / "modules.json", modules)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": False})
+    config: dict[str, Any] = {"word_embedding_dimension": tiny.hidden, "include_prompt": tiny.include_prompt}
+    if tiny.new_pooling_keys:
+        short = [mode.removesuffix("_tokens") if mode != "mean_sqrt_len_tokens" else mode for mode in tiny.pooling]
+        config = {"embedding_dimension": tiny.hidden, "include_prompt": tiny.include_prompt}
+        config["pooling_mode"] = short[0] if len(short) == 1 else short
+    else:
+        config |= {f"pooling_mode_{mode}": mode in tiny.pooling for mode in POOLING_KEYS}
+    write_json(folder / "1_Pooling" / "config.json", config)
+    if tiny.prompts:
+        prompts = {"prompts": dict(tiny.prompts), "default_prompt_name": tiny.default_prompt}
+        write_json(folder / "config_sentence_transformers.json", prompts)
+
+
+def bert_tensors(tiny: TinyBert, vocabulary: int) -> dict[str, np.ndarray]:
+    """Draw every tensor of the trunk, in a fixed order."""
+    random = np.random.RandomState(tiny.seed)
+    tensors: dict[str, np.ndarray] = {}
+
+    def draw(name: str, *shape: int, scale: float, mean: float = 0.0) -> None:
+        tensors[name] = (mean + scale * random.standard_normal(shape)).astype(np.float32)
+
+    def linear(name: str, outputs: int, inputs: int) -> None:
+        draw(f"{name}.weight", outputs, inputs, scale=1.5 / np.sqrt(inputs))
+        draw(f"{name}.bias", outputs, scale=0.2)
+
+    def norm(name: str) -> None:
+        draw(f"{name}.weight", tiny.hidden, scale=0.2, mean=1.0)
+        draw(f"{name}.bias", tiny.hidden, scale=0.2)
+
+    draw("embeddings.word_embeddings.weight", vocabulary, tiny.hidden, scale=1.0)
+    draw("embeddings.position_embeddings.weight", tiny.positions, tiny.hidden, scale=0.5)
+    draw("embeddings.token_type_embeddings.weight", 2, tiny.hidden, scale=0.5)
+    norm("embeddings.LayerNorm")
+    for i in range(tiny.layers):
+        layer = f"encoder.layer.{i}"
+        for part in ("query", "key", "value"):
+            linear(f"{layer}.attention.self.{part}", tiny.hidden, tiny.hidden)
+        linear(f"{layer}.attention.output.dense", tiny.hidden, tiny.hidden)
+        norm(f"{layer}.attention.output.LayerNorm")
+        linear(f"{layer}.intermediate.dense", tiny.intermediate, tiny.hidden)
+        linear(f"{layer}.output.dense", tiny.hidden, tiny.intermediate)
+        norm(f"{layer}.output.LayerNorm")
+    return tensors
+
+
+def write_weights(folder: Path, tensors: dict[str, np.ndarray], tiny: TinyBert) -> None:
+    """Write safetensors, one file or several with their index."""
+    dtype = np.dtype(ml_dtypes.bfloat16) if tiny.dtype == "bfloat16" else np.dtype(tiny.dtype)
+    named = {old_name(name) if tiny.old_names else name: t.astype(dtype) for name, t in tensors.items()}
+    if tiny.shards == 1:
+        save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = [f"model-{i + 1:05}-of-{tiny.shards:05}.safetensors" for i in range(tiny.shards)]
+    weight_map = {name: names[i % tiny.shards] for i, name in enumerate(named)}
+    for file in names:
+        part = {name: named[name] for name, where in weight_map.items() if where == file}
+        save_file(part, folder / file, metadata={"format": "pt"})
+    write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
+
+
+def old_name(name: str) -> str:
+    """Name a tensor as the first BERT checkpoints did."""
+    name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    return f"bert.{name}"
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON, making the folder if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1))
+
+
+def long_text(tokens: int, words: Sequence[str] = WORDS) -> str:
+    """Make a text of exactly this many tokens, the two special ones included."""
+    return " ".join(words[i % len(words)] for i in range(tokens - 2))
