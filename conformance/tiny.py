@@ -83,7 +83,7 @@ class TinyBert:
     old_names: bool = False  # LayerNorm.gamma and beta, under `bert.`
     shards: int = 1
     dtype: str = "float32"  # or float16, bfloat16
-    pooling: tuple[str, ...] = ("mean",)  # as sentence-transformers' older keys name them, without the prefix
+    pooling: tuple[str, ...] = ("mean_tokens",)  # as the older keys name them, without `pooling_mode_`
     new_pooling_keys: bool = False
     normalize: bool = True
     include_prompt: bool = True
@@ -119,7 +119,7 @@ def write_bert(folder: Path, tiny: TinyBert = TinyBert()) -> Path:
 
 def write_tokenizer(folder: Path) -> int:
     """Write a real WordPiece tokenizer of a hundred-odd words; returns its size. It pads and truncates: a trap."""
-    vocabulary = {token: i for i, token in enumerate([*SPECIALS, *WORDS, *PIECES])}
+    vocabulary = {token: i for i, token in enumerate(dict.fromkeys([*SPECIALS, *WORDS, *PIECES]))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -66,7 +66,8 @@ def plan_export(checkpoint: Checkpoint) -> Export:
     refused = [mode for mode in pooling.modes if mode not in POOLINGS]
     if refused:
         raise AdmissionError(
-            f"{checkpoint.path.name}: {', '.join(refused)} pooling is not available yet; there are {', '.join(POOLINGS)}"
+            f"{checkpoint.path.name}: {', '.join(refused)} pooling is not available yet; "
+            f"there are {', '.join(POOLINGS)}"
         )
     if checkpoint.dense_modules:
         raise AdmissionError(

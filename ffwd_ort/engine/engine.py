@@ -176,6 +176,11 @@ class Engine:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
+    @property
+    def running_since(self) -> float | None:
+        """When the step that runs now began; None between steps."""
+        return self._running[0] if self._running else None
+
     def stuck(self) -> bool:
         """Tell whether the step that runs has taken far longer than its shape ever should."""
         running = self._running

@@ -7,7 +7,7 @@ from ffwd_ort.bundle import Bundle, Manifest
 from ffwd_ort.config import ModelSpec
 from ffwd_ort.engine import vectors
 from ffwd_ort.engine.machine import memory_limit, resident_memory
-from ffwd_ort.engine.packing import Packing
+from ffwd_ort.engine.packing import TOKENS_PER_SLOT, Packing
 from ffwd_ort.engine.sequences import Floats, Sequence, make_sequence
 from ffwd_ort.engine.shapes import EncodeShape, seq_ladder, step_bytes
 from ffwd_ort.engine.tokenization import Encoded, Tokenizer
@@ -116,6 +116,8 @@ def settle(spec: ModelSpec, bundle: Bundle, limits: Limits) -> ServedModel:
             f"{tokenizer.specials} special tokens of every text"
         )
     packing = _packing(manifest, cap.tokens, limits)
+    if len(pooling) * TOKENS_PER_SLOT > packing.seqs[-1]:
+        raise RefusedError(f"--model {spec.label}: rows of {packing.seqs[-1]} tokens hold no {len(pooling)} poolings of a text")
     packing, cap = _fit(spec, manifest, packing, cap, limits)
     return ServedModel(
         label=spec.label,

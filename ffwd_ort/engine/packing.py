@@ -69,12 +69,13 @@ def plan_step(first: Seq[Item], more: Seq[Item], packing: Packing) -> Plan:
 
     `first` are the items whose turn it is, in order; the first of them is always placed. `more` fills the
     gaps and the rows left over. Indices in the plan count through `first` and then `more`. Items that are
-    not in the plan wait for another step. Raises ValueError if an item is longer than the longest row.
+    not in the plan wait for another step. Raises ValueError if an item is too much for the longest row.
     """
     longest = max(item.length for item in first)
-    fitting = [seq for seq in packing.seqs if seq >= longest]
+    slots = max(item.slots for item in first)
+    fitting = [seq for seq in packing.seqs if seq >= longest and seq >= slots * TOKENS_PER_SLOT]
     if not fitting:
-        raise ValueError(f"a text of {longest} tokens does not fit a row of {packing.seqs[-1]}")
+        raise ValueError(f"a text of {longest} tokens and {slots} vectors does not fit a row of {packing.seqs[-1]}")
     candidates = fitting[:1] + [seq for seq in fitting[1:4] if seq <= packing.budget]
     items = [*first, *more]
     # Shortest first, so that the largest filler that fits a gap is found by bisection.

@@ -1,0 +1,168 @@
+"""The fair queue: turns, deadlines, admission."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ffwd_ort.engine.packing import Packing
+from ffwd_ort.engine.queue import FairQueue, Job
+from ffwd_ort.engine.sequences import make_sequence
+from ffwd_ort.engine.shapes import seq_ladder
+from ffwd_ort.errors import Abandoned, DeadlineExceeded, Draining, Overloaded
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_queue(clock: Clock, *models: str, budget: int = 512) -> FairQueue:
+    queue = FairQueue(clock)
+    for model in models or ("m",):
+        queue.add_model(model, Packing(seq_ladder(512), budget, 1152.0))
+    return queue
+
+
+def make_job(*lengths: int, model: str = "m", deadline: float = 1e9) -> Job:
+    sequences = [make_sequence(np.full(n, 7, np.int32), ("mean",)) for n in lengths]
+    return Job(model, sequences, 100.0, deadline)
+
+
+def test_a_short_query_goes_into_the_next_step_beside_bulk_requests() -> None:
+    queue = make_queue(Clock())
+    for _ in range(4):
+        queue.put(make_job(*[300] * 500))
+    for _ in range(3):
+        assert queue.take() is not None
+    query = make_job(8)
+    queue.put(query)
+    steps = 0
+    while query.pending:
+        queue.take()
+        steps += 1
+    assert steps <= 2
+
+
+def test_requests_share_the_tokens_evenly_whatever_their_texts_lengths() -> None:
+    queue = make_queue(Clock())
+    long, short = make_job(*[256] * 200), make_job(*[16] * 3200)
+    queue.put(long)
+    queue.put(short)
+    for _ in range(60):
+        queue.take()
+    done = [job.tokens - sum(job.items[i].length for i in job.pending) for job in (long, short)]
+    assert 0.5 < done[0] / done[1] < 2.0
+
+
+def test_models_take_turns() -> None:
+    queue = make_queue(Clock(), "a", "b")
+    queue.put(make_job(*[200] * 50, model="a"))
+    queue.put(make_job(*[200] * 50, model="b"))
+    assert [batch.model for batch in (queue.take() for _ in range(4)) if batch] == ["a", "b", "a", "b"]
+
+
+@given(st.lists(st.lists(st.integers(1, 512), min_size=1, max_size=20), min_size=1, max_size=12))
+def test_every_sequence_is_taken_exactly_once(requests: list[list[int]]) -> None:
+    queue = make_queue(Clock())
+    jobs = [make_job(*lengths) for lengths in requests]
+    for job in jobs:
+        queue.put(job)
+    queue.close()
+    taken: list[tuple[int, int]] = []
+    while (batch := queue.take()) is not None:
+        taken += [(jobs.index(job), index) for job, index in batch.chosen()]
+    assert sorted(taken) == [(j, i) for j, lengths in enumerate(requests) for i in range(len(lengths))]
+    assert queue.queued_tokens == 0
+
+
+def test_work_past_its_deadline_is_dropped_before_it_runs() -> None:
+    clock = Clock()
+    queue = make_queue(clock)
+    late, timely = make_job(10, deadline=101.0), make_job(20)
+    queue.put(late)
+    queue.put(timely)
+    clock.now = 102.0
+    batch = queue.take()
+    assert batch is not None and [job for job, _ in batch.chosen()] == [timely]
+    with pytest.raises(DeadlineExceeded):
+        late.future.result(0)
+    assert queue.queued_tokens == 0
+
+
+def test_begun_work_is_finished_though_its_deadline_passes() -> None:
+    clock = Clock()
+    queue = make_queue(clock)
+    job = make_job(*[500] * 3, deadline=101.0)
+    queue.put(job)
+    queue.take()
+    clock.now = 200.0
+    assert queue.take() is not None and queue.take() is not None
+    assert not job.pending and not job.future.done()
+
+
+def test_abandoned_work_is_dropped() -> None:
+    queue = make_queue(Clock())
+    gone = make_job(*[500] * 3)
+    queue.put(gone)
+    gone.abandon()
+    queue.close()
+    assert queue.take() is None
+    with pytest.raises(Abandoned):
+        gone.future.result(0)
+
+
+def test_a_request_that_would_only_expire_is_turned_away() -> None:
+    queue = make_queue(Clock())
+    queue.measured(tokens=1000, seconds=1.0)
+    queue.put(make_job(*[500] * 8, deadline=102.0))  # the queue was empty: it starts at once
+    with pytest.raises(Overloaded):
+        queue.put(make_job(8, deadline=103.0))  # 4000 tokens ahead, at 1000 a second
+    queue.put(make_job(8, deadline=110.0))
+
+
+def test_a_closed_queue_answers_what_waits_and_takes_no_more() -> None:
+    queue = make_queue(Clock())
+    job = make_job(8)
+    queue.put(job)
+    queue.close(Draining("stopping"))
+    with pytest.raises(Draining):
+        job.future.result(0)
+    with pytest.raises(Draining):
+        queue.put(make_job(8))
+    assert queue.take() is None
+
+
+def test_take_waits_until_there_is_work() -> None:
+    queue = make_queue(Clock())
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(queue.take()))
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    queue.put(make_job(8))
+    thread.join(5)
+    assert taken and taken[0] is not None
+
+
+def test_a_lone_request_waits_for_company_only_as_long_as_it_is_told() -> None:
+    clock = Clock()
+    queue = FairQueue(clock, wait_seconds=0.05)
+    queue.add_model("m", Packing(seq_ladder(512), 512, 1152.0))
+    queue.put(make_job(8))
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(queue.take()))
+    thread.start()
+    thread.join(0.02)
+    assert thread.is_alive(), "it waits for company"
+    clock.now += 0.05
+    queue.put(make_job(8))
+    thread.join(5)
+    assert taken[0] is not None and len(taken[0].chosen()) == 2

@@ -1,0 +1,86 @@
+"""Text to ids: what the tokenizers library gives, with and without a cut."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ffwd_ort.engine.tokenization import Tokenizer
+from ffwd_ort.errors import BundleError, TokenizationFailed
+from ffwd_ort_conformance.hard_strings import HARD_STRINGS
+from ffwd_ort_conformance.tiny import long_text
+
+
+@pytest.fixture(scope="module")
+def path(tiny: Path) -> Path:
+    return tiny / "tokenizer.json"
+
+
+def truncating(path: Path, length: int, direction: str) -> tokenizers.Tokenizer:
+    """Make the library's own truncating tokenizer, the reference."""
+    reference = tokenizers.Tokenizer.from_file(str(path))
+    reference.no_padding()
+    reference.enable_truncation(length, direction=direction)
+    return reference
+
+
+@pytest.mark.parametrize("direction", ["right", "left"])
+@pytest.mark.parametrize("length", [3, 4, 17, 64])
+def test_a_cut_gives_the_ids_of_the_librarys_own_truncation(path: Path, length: int, direction: str) -> None:
+    texts = [*HARD_STRINGS, long_text(64), long_text(65), long_text(500)]
+    mine = Tokenizer(path).encode(texts, max_length=length, direction=direction)
+    theirs = truncating(path, length, direction).encode_batch(texts)
+    assert [text.ids.tolist() for text in mine] == [encoding.ids for encoding in theirs]
+
+
+def test_padding_and_truncation_of_the_file_are_off(path: Path) -> None:
+    assert json.loads(path.read_bytes())["truncation"]["max_length"] == 24
+    short, long = Tokenizer(path).encode(["tide", long_text(100)])
+    assert len(short.ids) == 3 and len(long.ids) == 100
+
+
+def test_counts_are_those_before_the_cut(path: Path) -> None:
+    (text,) = Tokenizer(path).encode([long_text(90)], max_length=10)
+    assert (text.counted, len(text.ids), text.truncated) == (90, 10, True)
+
+
+def test_a_prompt_is_tokenised_in_one_pass_with_its_text(path: Path) -> None:
+    tokenizer = Tokenizer(path)
+    (joined,) = tokenizer.encode(["high"], prompt="low")
+    (typed,) = tokenizer.encode(["lowhigh"])
+    assert joined.ids.tolist() == typed.ids.tolist()
+
+
+def test_prompt_tokens_count_the_leading_special_and_the_prompts_own(path: Path) -> None:
+    assert Tokenizer(path).prompt_tokens("the tide: ") == 4  # [CLS] the tide :
+    assert Tokenizer(path).prompt_tokens("") == 0
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=60))
+def test_any_text_is_tokenised_as_by_the_library(tiny: Path, text: str) -> None:
+    reference = tokenizers.Tokenizer.from_file(str(tiny / "tokenizer.json"))
+    reference.no_padding()
+    reference.no_truncation()
+    (mine,) = Tokenizer(tiny / "tokenizer.json").encode([text])
+    assert mine.ids.tolist() == reference.encode(text).ids
+
+
+def test_a_lone_surrogate_is_a_tokenization_failure_that_names_its_text(path: Path) -> None:
+    with pytest.raises(TokenizationFailed) as caught:
+        Tokenizer(path).encode(["fine", "\ud83c"])
+    assert caught.value.args == (1,)
+
+
+def test_lowercasing_that_the_checkpoint_asks_for_happens_before_tokenising(path: Path) -> None:
+    (mine,) = Tokenizer(path, lowercase=True).encode(["TIDE \u0130"])
+    (typed,) = Tokenizer(path).encode(["TIDE \u0130".lower()])
+    assert mine.ids.tolist() == typed.ids.tolist()
+
+
+def test_a_damaged_tokenizer_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(BundleError, match=r"tokenizer\.json"):
+        Tokenizer(tmp_path / "tokenizer.json")
