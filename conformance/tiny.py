@@ -159,7 +159,8 @@ def write_modules(folder: Path, tiny: TinyBert) -> None:
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": False})
     config: dict[str, Any] = {"word_embedding_dimension": tiny.hidden, "include_prompt": tiny.include_prompt}
     if tiny.new_pooling_keys:
-        short = [mode.removesuffix("_tokens") if mode != "mean_sqrt_len_tokens" else mode for mode in tiny.pooling]
+        newer = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "weightedmean_tokens": "weightedmean"}
+        short = [newer.get(mode, mode) for mode in tiny.pooling]
         config = {"embedding_dimension": tiny.hidden, "include_prompt": tiny.include_prompt}
         config["pooling_mode"] = short[0] if len(short) == 1 else short
     else:

@@ -6,6 +6,7 @@ Both generations of sentence-transformers files are understood: boolean `pooling
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,9 +68,16 @@ class Checkpoint:
     def integer(self, key: str) -> int:
         """Return a positive integer of config.json; raise CheckpointError if it is missing or no integer."""
         value = self.config.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if type(value) is not int or value < 1:
             raise CheckpointError(f"{self.path / 'config.json'}: {key} is {value!r}; a positive integer is needed")
         return value
+
+    def number(self, key: str, default: float) -> float:
+        """Return a number of config.json that is not negative; raise CheckpointError if it is anything else."""
+        value = self.config.get(key, default)
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise CheckpointError(f"{self.path / 'config.json'}: {key} is {value!r}; a number is needed")
+        return float(value)
 
 
 class _Files:
@@ -79,18 +87,22 @@ class _Files:
         self.root = root
         self.read: list[Path] = []
 
-    def json(self, name: str, default: Any = None) -> Any:
+    def has(self, name: str) -> bool:
+        return (self.root / name).is_file()
+
+    def json(self, name: str) -> Any:
         path = self.root / name
-        if not path.is_file():
-            return default
         self.read.append(path)
         try:
             return json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} is not valid JSON: {error}") from None
 
     def object(self, name: str) -> dict[str, Any]:
-        value = self.json(name, {})
+        """Read an object; a file that is not there says nothing."""
+        value = self.json(name) if self.has(name) else {}
         if not isinstance(value, dict):
             raise CheckpointError(f"{self.root / name} holds {type(value).__name__}; an object is needed")
         return value
@@ -110,7 +122,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     modules = _modules(files)
     trunk = next((m["path"] for m in modules or () if m["kind"] == "Transformer"), "")
     trunk_files = _Files(path / trunk)
-    if not (trunk_files.root / "config.json").is_file():
+    if not trunk_files.has("config.json"):
         raise CheckpointError(f"{trunk_files.root} has no config.json, so it is not a checkpoint directory")
     config = trunk_files.object("config.json")
     tokenizer_config = trunk_files.object("tokenizer_config.json")
@@ -120,17 +132,17 @@ def read_checkpoint(path: Path) -> Checkpoint:
         path=path,
         config=MappingProxyType(config),
         model_type=str(config.get("model_type", "")),
-        architectures=tuple(str(a) for a in config.get("architectures") or ()),
+        architectures=_architectures(config, trunk_files.root / "config.json"),
         is_causal=config["is_causal"] if isinstance(config.get("is_causal"), bool) else None,
         pooling=_pooling(files, modules),
-        normalize=None if modules is None else any(m["kind"] == "Normalize" for m in modules),
+        normalize=_normalize(files, modules),
         dense_modules=tuple(m["path"] for m in modules or () if m["kind"] == "Dense"),
         prompts=MappingProxyType(prompts),
         default_prompt_name=default_prompt,
         trained_length=_trained_length(sentence_config, tokenizer_config),
         lowercase=bool(sentence_config.get("do_lower_case", False)),
         append_eos=tokenizer_config.get("add_eos_token"),
-        matryoshka_dims=_matryoshka(config),
+        matryoshka_dims=_matryoshka(config, trunk_files.root / "config.json"),
         tokenizer_file=_tokenizer(trunk_files),
         weight_files=_weights(trunk_files),
         read_files=(),
@@ -140,9 +152,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def _modules(files: _Files) -> list[dict[str, str]] | None:
     """Return [{kind, path}] of modules.json in its order, or None where there is none."""
-    listed = files.json("modules.json")
-    if listed is None:
+    if not files.has("modules.json"):
         return None
+    listed = files.json("modules.json")
     where = files.root / "modules.json"
     if not isinstance(listed, list) or not all(isinstance(m, dict) for m in listed):
         raise CheckpointError(f"{where} must be a list of objects")
@@ -160,30 +172,52 @@ def _modules(files: _Files) -> list[dict[str, str]] | None:
     return modules
 
 
+def _architectures(config: dict[str, Any], where: Path) -> tuple[str, ...]:
+    given = config.get("architectures") or ()
+    if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
+        raise CheckpointError(f"{where}: architectures is {given!r}; a list of names is needed")
+    return tuple(given)
+
+
+def _normalize(files: _Files, modules: list[dict[str, str]] | None) -> bool | None:
+    """Tell whether a module scales vectors to unit length; None where there is no modules.json."""
+    if modules is None:
+        return None
+    folders = [m["path"] for m in modules if m["kind"] == "Normalize"]
+    for folder in folders:
+        name = str(Path(folder) / "config.json")
+        given = files.object(name).get("module_input_name", "sentence_embedding")
+        if given != "sentence_embedding":
+            raise AdmissionError(f"{files.root / name} normalises {given!r}; only 'sentence_embedding' is understood")
+    return bool(folders)
+
+
 def _pooling(files: _Files, modules: list[dict[str, str]] | None) -> PoolingConfig | None:
     folders = [m["path"] for m in modules or () if m["kind"] == "Pooling"]
     if len(folders) > 1:
         raise AdmissionError(f"{files.root / 'modules.json'} has {len(folders)} Pooling modules; one is understood")
-    name = f"{folders[0] if folders else '1_Pooling'}/config.json"
-    if not (files.root / name).is_file():
+    name = str(Path(folders[0] if folders else "1_Pooling") / "config.json")
+    if not files.has(name):
         if folders:
             raise CheckpointError(f"{files.root / name} is missing, though modules.json names it")
         return None
     config = files.object(name)
     if "pooling_mode" in config:
         given = config["pooling_mode"]
-        modes = [given] if isinstance(given, str) else list(given or ())
+        modes = given if isinstance(given, list) else [given]
     else:
         active = {k.removeprefix("pooling_mode_") for k, v in config.items() if k.startswith("pooling_mode_") and v}
         modes = [m for m in POOLING_NAMES if m in active] + sorted(active - set(POOLING_NAMES))
-    unknown = [m for m in modes if m not in POOLING_NAMES]
+    unknown = [m for m in modes if not isinstance(m, str) or m not in POOLING_NAMES]
     if unknown or not modes:
         raise AdmissionError(
             f"{files.root / name}: pooling {unknown or modes} is not understood; "
             f"there are {', '.join(sorted(set(POOLING_NAMES.values())))}"
         )
     include = config.get("include_prompt", True)
-    return PoolingConfig(tuple(POOLING_NAMES[m] for m in modes), bool(include))
+    if not isinstance(include, bool):
+        raise CheckpointError(f"{files.root / name}: include_prompt is {include!r}; true or false is needed")
+    return PoolingConfig(tuple(POOLING_NAMES[m] for m in modes), include)
 
 
 def _prompts(files: _Files) -> tuple[dict[str, str], str | None]:
@@ -193,7 +227,7 @@ def _prompts(files: _Files) -> tuple[dict[str, str], str | None]:
     if not isinstance(prompts, dict) or not all(isinstance(v, str) for v in prompts.values()):
         raise CheckpointError(f"{where}: prompts must map names to texts")
     default = config.get("default_prompt_name")
-    if default is not None and default not in prompts:
+    if default is not None and default not in list(prompts):  # a list, since a damaged name may be unhashable
         raise CheckpointError(f"{where}: default_prompt_name is {default!r}, which is not among its prompts")
     return prompts, default
 
@@ -205,11 +239,13 @@ def _trained_length(sentence_config: dict[str, Any], tokenizer_config: dict[str,
     return None
 
 
-def _matryoshka(config: dict[str, Any]) -> tuple[int, ...] | None:
+def _matryoshka(config: dict[str, Any], where: Path) -> tuple[int, ...] | None:
     """Return the declared dims, () where only `is_matryoshka` says so, None where nothing does."""
-    dims = config.get("matryoshka_dimensions") or ()
+    dims = config.get("matryoshka_dimensions") or []
+    if not isinstance(dims, list) or not all(type(d) is int and d > 0 for d in dims):
+        raise CheckpointError(f"{where}: matryoshka_dimensions is {dims!r}; a list of positive integers is needed")
     if dims:
-        return tuple(sorted(int(d) for d in dims))
+        return tuple(sorted(dims))
     return () if config.get("is_matryoshka") is True else None
 
 
@@ -228,12 +264,12 @@ def _weights(files: _Files) -> tuple[Path, ...]:
     single = files.root / "model.safetensors"
     if single.is_file():
         return (single,)
-    index = files.json("model.safetensors.index.json")
-    if index is None:
+    if not files.has("model.safetensors.index.json"):
         pickled = sorted(p.name for p in files.root.glob("*.bin"))
         hint = f"; {pickled[0]} is a pickle, which is never loaded: convert it to safetensors" if pickled else ""
         raise CheckpointError(f"{files.root} has no model.safetensors and no model.safetensors.index.json{hint}")
     where = files.root / "model.safetensors.index.json"
+    index = files.json("model.safetensors.index.json")
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{where} has no weight_map")

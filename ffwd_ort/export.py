@@ -126,7 +126,7 @@ def export_bundle(
             trained_length=checkpoint.trained_length,
             lowercase=checkpoint.lowercase,
             matryoshka_dims=checkpoint.matryoshka_dims,
-            pad_id=int(checkpoint.config.get("pad_token_id") or 0),
+            pad_id=_pad_id(checkpoint, facts.sizes.vocabulary),
             special_tokens=special,
             positions=positions,
             position_offset=family.position_offset,
@@ -160,11 +160,22 @@ def hash_files(checkpoint: Checkpoint, sha: Callable[[Path], str] = sha256) -> d
     return hashes
 
 
+def _pad_id(checkpoint: Checkpoint, vocabulary: int) -> int:
+    pad = checkpoint.config.get("pad_token_id")
+    if pad is None:
+        return 0  # padding is never looked at: any row of the embedding will do
+    if type(pad) is not int or not 0 <= pad < vocabulary:
+        raise CheckpointError(f"{checkpoint.path / 'config.json'}: pad_token_id is {pad!r}; an id is needed")
+    return pad
+
+
 def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> tuple[dict[str, int], int]:
     """Copy tokenizer.json with padding and truncation off; return the special tokens and the ids' bound.
 
     Two real checkpoints ship `padding: 128` and `padding: 512` in it, for every text.
     """
+    from tokenizers import Tokenizer
+
     try:
         tokenizer = orjson.loads(checkpoint.tokenizer_file.read_bytes())
         tokenizer["padding"] = tokenizer["truncation"] = None
@@ -177,5 +188,10 @@ def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> tuple[dict[str, in
         raise CheckpointError(
             f"{checkpoint.tokenizer_file} is not a tokenizer: {type(error).__name__} {error}"
         ) from None
-    (folder / TOKENIZER).write_bytes(orjson.dumps(tokenizer))
+    encoded = orjson.dumps(tokenizer)
+    try:
+        Tokenizer.from_buffer(encoded)
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{checkpoint.tokenizer_file} is not a tokenizer: {error}") from None
+    (folder / TOKENIZER).write_bytes(encoded)
     return special, bound

@@ -1,0 +1,39 @@
+"""What conformance cases share. They need the reference libraries, which the product never imports."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+for library in ("torch", "transformers", "sentence_transformers"):
+    pytest.importorskip(library, reason=f"conformance needs {library}: make conformance")
+
+from ffwd_ort.errors import SourceError
+from ffwd_ort.sources import DEMO_SOURCE, default_cache_dir, resolve
+
+PERLFAQ = Path(os.environ.get("FFWD_PERLFAQ", Path(__file__).parents[2] / "shared/corpora/perlfaq"))
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle cache of this run's own."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """all-MiniLM-L6-v2, fetched once into the user's cache."""
+    try:
+        return resolve(DEMO_SOURCE, default_cache_dir()).path
+    except SourceError as error:
+        pytest.skip(f"MiniLM cannot be had: {error}")
+
+
+@pytest.fixture(scope="session")
+def perlfaq() -> list[str]:
+    """The passages of a real retrieval set, 5 to 1700 tokens long; FFWD_PERLFAQ names its folder."""
+    corpus = PERLFAQ / "corpus.jsonl"
+    if not corpus.is_file():
+        pytest.skip("the perlfaq corpus is not on this machine (FFWD_PERLFAQ)")
+    return [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]

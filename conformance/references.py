@@ -1,0 +1,45 @@
+"""The reference libraries, in float32 and cut where we cut."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def sentence_transformer(folder: Path, max_length: int) -> Any:
+    """Load a checkpoint as its authors' library does; its own length limit is set to ours."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    # A bfloat16 folder would load, and compute, in bfloat16: 6e-3 away.
+    model = SentenceTransformer(
+        str(folder), device="cpu", trust_remote_code=False, model_kwargs={"dtype": torch.float32}
+    )
+    model.max_seq_length = max_length
+    return model
+
+
+def encode(model: Any, texts: Sequence[str], **options: Any) -> np.ndarray:
+    """Encode with the reference, one text at a time: its own batches differ from that by more than its rounding."""
+    vectors = model.encode(list(texts), batch_size=1, convert_to_numpy=True, show_progress_bar=False, **options)
+    return np.asarray(vectors, np.float32)
+
+
+def token_ids(folder: Path, texts: Sequence[str]) -> list[list[int]]:
+    """Tokenise with the checkpoint's own tokenizer, whole."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    return [tokenizer(text, truncation=False, padding=False)["input_ids"] for text in texts]
+
+
+def hidden_states(folder: Path, ids: Sequence[int]) -> np.ndarray:
+    """Run the trunk alone in transformers: [tokens, hidden] float32."""
+    import torch
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(str(folder), dtype=torch.float32, trust_remote_code=False).eval()
+    with torch.inference_mode():
+        output = model(input_ids=torch.tensor([list(ids)]))
+    return np.asarray(output.last_hidden_state[0].numpy(), np.float32)
