@@ -39,7 +39,7 @@ class BertTrunk(Trunk):
         if self.sizes.hidden % self.sizes.heads:
             raise AdmissionError(f"hidden_size {self.sizes.hidden} is no multiple of {self.sizes.heads} heads")
         act = check_activation(config.get("hidden_act", "gelu"))
-        epsilon = float(config.get("layer_norm_eps", 1e-12))
+        epsilon = checkpoint.number("layer_norm_eps", 1e-12)
         self.embeddings = Embeddings(checkpoint, self.sizes, epsilon)
         self.encoder = Encoder(self.sizes, epsilon, act)
 

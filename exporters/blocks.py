@@ -33,9 +33,9 @@ def activation(op: Any, name: str, x: ir.Value) -> ir.Value:
 
 def check_activation(name: Any) -> str:
     """Return the activation's name; raise AdmissionError if there is no op for it."""
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise AdmissionError(f"hidden_act is {name!r}; there are {', '.join(ACTIVATIONS)}")
-    return str(name)
+    return name
 
 
 class Weight(nn.Parameter):
