@@ -57,9 +57,7 @@ def test_another_step_size_changes_no_vector(
         assert np.abs(other.encode(texts, truncate=True) - expected).max() <= MAX_INVARIANCE
 
 
-def test_the_numpy_evaluator_gives_the_same_vectors(
-    encoder: SentenceEncoder, minilm: Path, cache_dir: Path
-) -> None:
+def test_the_numpy_evaluator_gives_the_same_vectors(encoder: SentenceEncoder, minilm: Path, cache_dir: Path) -> None:
     texts = ["What is Perl?", "Low water falls at 06:40.", "?", HARD_STRINGS[7]]
     with SentenceEncoder(minilm, provider="numpy", cache_dir=cache_dir) as slow:
         assert slow.provider == "numpy"

@@ -59,6 +59,7 @@ WORDS = [
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 PIECES = [*LETTERS, *".,:;!?'\"-()", *(f"##{letter}" for letter in LETTERS)]
 POOLING_KEYS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+VOCABULARY = tuple(dict.fromkeys([*SPECIALS, *WORDS, *PIECES]))  # "a" is a word and a letter
 TEXTS = (
     "The tide falls.",
     "Low water is at 06:40 in the bay, and the ferry keeps to the east of the bar.",
@@ -119,7 +120,7 @@ def write_bert(folder: Path, tiny: TinyBert = TinyBert()) -> Path:
 
 def write_tokenizer(folder: Path) -> int:
     """Write a real WordPiece tokenizer of a hundred-odd words; returns its size. It pads and truncates: a trap."""
-    vocabulary = {token: i for i, token in enumerate(dict.fromkeys([*SPECIALS, *WORDS, *PIECES]))}
+    vocabulary = {token: i for i, token in enumerate(VOCABULARY)}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

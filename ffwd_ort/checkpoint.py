@@ -131,7 +131,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     checkpoint = Checkpoint(
         path=path,
         config=MappingProxyType(config),
-        model_type=str(config.get("model_type", "")),
+        model_type=str(config.get("model_type") or ""),
         architectures=_architectures(config, trunk_files.root / "config.json"),
         is_causal=config["is_causal"] if isinstance(config.get("is_causal"), bool) else None,
         pooling=_pooling(files, modules),

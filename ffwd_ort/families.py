@@ -74,11 +74,16 @@ def find_plugins(group: str, expected: type) -> list[Plugin]:
     return [_load(point, expected) for point in sorted(entry_points(group=group), key=lambda p: p.name)]
 
 
+# Whatever a stranger's module raises while it is imported; some end the interpreter.
+BROKEN = (Exception, SystemExit)
+
+
 def _load(point: EntryPoint, expected: type) -> Plugin:
-    source = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+    source = point.value
     try:
+        source = f"{point.dist.name} {point.dist.version}" if point.dist else source
         value = point.load()
-    except Exception as error:  # whatever a stranger's module raises while it is imported
+    except BROKEN as error:
         return Plugin(point.name, source, problem=f"{type(error).__name__}: {error}")
     if not isinstance(value, expected):
         return Plugin(
@@ -101,12 +106,15 @@ def find_plugin(group: str, name: str, expected: type) -> Any:
 def plugin_fingerprint(group: str, name: str) -> str:
     """Digest the source of the package a plugin lives in, without importing it: graph libraries are slow to import."""
     for point in entry_points(group=group, name=name):
-        package, _, module = point.module.rpartition(".")
-        spec = find_spec(package or module)
+        try:
+            package, _, module = point.module.rpartition(".")
+            spec = find_spec(package or module)
+        except BROKEN as error:
+            raise RefusedError(f"the {group} plugin {name!r} is broken: {type(error).__name__}: {error}") from None
         folders = (spec.submodule_search_locations or [str(Path(spec.origin or "").parent)]) if spec else []
         files = sorted(path for folder in folders for path in Path(folder).glob("*.py"))
         if not files:
-            raise RefusedError(f"the {group} plugin {name!r} has no source files at {point.module}")
+            raise RefusedError(f"the {group} plugin {name!r} is broken: there are no source files at {point.module}")
         return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
     known = ", ".join(sorted(p.name for p in entry_points(group=group))) or "none"
     raise RefusedError(f"there is no {group} plugin {name!r}; installed: {known}")

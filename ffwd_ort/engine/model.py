@@ -117,7 +117,9 @@ def settle(spec: ModelSpec, bundle: Bundle, limits: Limits) -> ServedModel:
         )
     packing = _packing(manifest, cap.tokens, limits)
     if len(pooling) * TOKENS_PER_SLOT > packing.seqs[-1]:
-        raise RefusedError(f"--model {spec.label}: rows of {packing.seqs[-1]} tokens hold no {len(pooling)} poolings of a text")
+        raise RefusedError(
+            f"--model {spec.label}: rows of {packing.seqs[-1]} tokens have no room for {len(pooling)} poolings of a text"
+        )
     packing, cap = _fit(spec, manifest, packing, cap, limits)
     return ServedModel(
         label=spec.label,

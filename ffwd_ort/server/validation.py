@@ -109,18 +109,18 @@ def embeddings_request(
     encoding_format = _enum(body, "encoding_format", FORMATS, problems, settled=model is not None)
     dimensions = _dimensions(body, model, problems)
     pooling = _pooling(body, model, problems)
-    text_type = _text_type(body, model, problems)
-    prompt_name = _prompt_name(body, model, problems)
+    gives_ids = model is not None and model.accepts_token_ids and _are_token_ids(body.get("input"))
+    text_type = None if gives_ids else _text_type(body, model, problems)
+    prompt_name = None if gives_ids else _prompt_name(body, model, problems)
     truncate = _boolean(body, "truncate", problems)
     direction = _enum(body, "truncation_direction", ("right", "left"), problems, also=DIRECTIONS)
-    before = len(problems)
-    texts, token_ids = _input(body, model, rules, problems)
-    if token_ids is not None and len(problems) == before:
+    if gives_ids:
         problems += [
             Problem(("input",), f"token ids take no prompt; remove {name}", "value_error.conflict")
             for name in ("text_type", "input_type", "prompt_name")
             if name in body
         ]
+    texts, token_ids = _input(body, model, rules, problems)
     if problems or model is None:
         raise Invalid(problems)
     return EmbeddingsRequest(
@@ -266,11 +266,11 @@ def _input(
         problems.append(Problem(where, "input must be a string or an array of strings", "type_error"))
     elif not value:
         problems.append(Problem(where, "input must contain at least 1 item", "value_error.list.min_items"))
-    elif all(map(is_integer, value)):
+    elif is_integer(value[0]) and _are_token_ids(value):
         return None, _token_ids(model, [value], (), problems)
     elif (problem := _too_many(len(value), rules)) is not None:
         problems.append(problem)
-    elif all(isinstance(item, list) and all(map(is_integer, item)) for item in value):
+    elif _are_token_ids(value):
         return None, _token_ids(model, value, tuple(range(len(value))), problems)
     else:
         before = len(problems)
@@ -281,6 +281,15 @@ def _input(
                 problems.append(Problem(("input", index), "input item must not be empty", "value_error.empty"))
         return (value, None) if len(problems) == before else (None, None)
     return None, None
+
+
+def _are_token_ids(value: Any) -> bool:
+    """Tell whether `input` is one list of ids, or a list of such lists."""
+    if not isinstance(value, list) or not value:
+        return False
+    if is_integer(value[0]):
+        return all(map(is_integer, value))
+    return all(isinstance(item, list) and all(map(is_integer, item)) for item in value)
 
 
 def _too_many(count: int, rules: RequestRules) -> Problem | None:

@@ -20,6 +20,7 @@ from ffwd_ort.engine.sessions import Runner, SessionSettings, open_runner
 from ffwd_ort.errors import Abandoned, DeadlineExceeded, InferenceFailed, NonFiniteVector, NotReady, RefusedError
 from ffwd_ort.loading import make_engine
 
+SMALL_STEPS = Limits(step_tokens=128)
 POISON = 99  # a token id that makes the faulty sessions below misbehave
 
 
@@ -52,7 +53,7 @@ def start(bundle: Bundle) -> Iterator[Start]:
     def start_one(
         fault: Callable[[Mapping[str, Any], Floats], Floats] | None = None,
         labels: tuple[str, ...] = ("tiny",),
-        limits: Limits = Limits(step_tokens=128),
+        limits: Limits = SMALL_STEPS,
         **options: Any,
     ) -> Engine:
         def open_session(bundle: Bundle, settings: SessionSettings) -> Runner:
@@ -287,9 +288,7 @@ def test_every_shape_is_run_before_the_first_request_largest_first(start: Start)
 def test_a_model_that_fails_to_load_fails_the_engine_with_its_reason(bundle: Bundle) -> None:
     failures: list[BaseException] = []
     limits = Limits(memory_utilization=1e-9)
-    engine = make_engine(
-        [(ModelSpec("tiny", ""), bundle)], limits, SessionSettings("cpu"), on_failure=failures.append
-    )
+    engine = make_engine([(ModelSpec("tiny", ""), bundle)], limits, SessionSettings("cpu"), on_failure=failures.append)
     engine.start()
     engine.wait_until_loaded(10)
     assert engine.state == FAILED and not engine.loaded
