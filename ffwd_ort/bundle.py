@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -119,15 +120,17 @@ def open_bundle(path: Path) -> Bundle:
     path = path.resolve()
     manifest = _read_manifest(path / MANIFEST)
     for name, entry in manifest.files.items():
-        if Path(name).name != name:
+        if Path(name).name != name or name in ("", "..") or "\0" in name:
             raise BundleError(f"{path / MANIFEST}: the file name {name!r} leaves the bundle's folder")
         try:
-            size = (path / name).stat().st_size
+            found = (path / name).stat()
         except OSError as error:
             raise BundleError(f"{path / name} cannot be read ({error.strerror}); export the bundle again") from None
-        if size != entry.size:
+        if not stat.S_ISREG(found.st_mode):
+            raise BundleError(f"{path / name} is not a file; export the bundle again")
+        if found.st_size != entry.size:
             raise BundleError(
-                f"{path / name} has {size} bytes, its manifest says {entry.size}; export the bundle again"
+                f"{path / name} has {found.st_size} bytes, its manifest says {entry.size}; export the bundle again"
             )
     missing = {GRAPH, WEIGHTS, TOKENIZER} - set(manifest.files)
     if missing:
@@ -149,16 +152,21 @@ def _read_manifest(path: Path) -> Manifest:
         raise BundleError(
             f"{path} has format {version}, written by a newer ffwd_ort; this version reads up to {FORMAT}"
         )
+    if isinstance(version, int) and version < FORMAT:
+        raise BundleError(f"{path} has format {version}, which no ffwd_ort ever wrote")
     try:
         return msgspec.json.decode(raw, type=Manifest)
-    except msgspec.ValidationError as error:
+    except msgspec.DecodeError as error:
         raise BundleError(f"{path}: {error}") from None
 
 
 def verify_hashes(bundle: Bundle) -> None:
     """Read every file and compare its SHA-256 with the manifest; raise BundleError naming the first that differs."""
     for name, entry in bundle.manifest.files.items():
-        found = sha256(bundle.path / name)
+        try:
+            found = sha256(bundle.path / name)
+        except OSError as error:
+            raise BundleError(f"{bundle.path / name} cannot be read: {error.strerror}") from None
         if found != entry.sha256:
             raise BundleError(f"{bundle.path / name} has sha256 {found}, its manifest says {entry.sha256}")
 
@@ -191,7 +199,9 @@ def write_bundle(target: Path, fill: Callable[[Path], Manifest]) -> Bundle:
         shutil.rmtree(scratch, ignore_errors=True)
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             raise BundleError(f"{target} was made by another process meanwhile") from None
-        raise BundleError(f"cannot write the bundle {target}: {error.strerror or error}") from None
+        # NumPy's writer counts items instead of saying why: "6912 requested and 212 written".
+        reason = error.strerror or f"{error}; is the disk full?"
+        raise BundleError(f"cannot write the bundle {target}: {reason}") from None
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
