@@ -11,7 +11,7 @@ import orjson
 
 from ffwd_ort.bundle import MANIFEST, Bundle, is_bundle, open_bundle, sha256
 from ffwd_ort.checkpoint import read_checkpoint
-from ffwd_ort.errors import BundleError
+from ffwd_ort.errors import BundleError, CheckpointError
 from ffwd_ort.export import Export, Progress, export_bundle, hash_files, plan_export
 from ffwd_ort.sources import Resolved, default_cache_dir, locked, remove_tree, resolve
 
@@ -47,7 +47,7 @@ class BundleCache:
         if is_bundle(resolved.path):
             return open_bundle(resolved.path)
         _, _, target = self._plan(resolved)
-        return self._cached(target) if is_bundle(target) else None
+        return self._cached(target) if target.is_dir() else None
 
     def open(self, source: str, progress: Progress = lambda what, done, total: None) -> Bundle:
         """Return the bundle of a source as `find` does; export it first if need be.
@@ -59,7 +59,7 @@ class BundleCache:
             return open_bundle(resolved.path)
         export, hashes, target = self._plan(resolved)
         with locked(self._bundles / f"{target.name}.lock"):  # a second process waits, and finds it made
-            if not is_bundle(target):
+            if not target.is_dir():
                 names = {"name": resolved.name, "revision": resolved.revision}
                 return export_bundle(export, target, hashes=hashes, progress=progress, **names)
         return self._cached(target)
@@ -97,9 +97,12 @@ class BundleCache:
         state = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
         known = self._read_hashes()
         entry = known.get(str(real))
-        if entry is not None and entry[:-1] == state:
+        if isinstance(entry, list) and entry[:-1] == state:
             return str(entry[-1])
-        digest = sha256(real)
+        try:
+            digest = sha256(real)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
         # A file that may still be being written is not remembered: its time stamp could stay the same.
         if time.time_ns() - stat.st_mtime_ns > 2_000_000_000:
             with locked(self.root / "hashes.lock"):
@@ -109,7 +112,7 @@ class BundleCache:
                 scratch.replace(self._hashes)
         return digest
 
-    def _read_hashes(self) -> dict[str, list[object]]:
+    def _read_hashes(self) -> dict[str, object]:
         try:
             known = orjson.loads(self._hashes.read_bytes())
         except (OSError, ValueError):
@@ -134,9 +137,8 @@ class BundleCache:
 
     def remove(self, key: str) -> None:
         """Remove one bundle; raise BundleError if there is none of this key."""
-        path = self._bundles / key
-        if Path(key).name != key or not path.is_dir():
-            known = ", ".join(bundle.key for bundle in self.list()) or "none"
-            raise BundleError(f"there is no cached bundle {key!r}; cached: {known}")
+        known = [bundle.key for bundle in self.list()]
+        if key not in known:
+            raise BundleError(f"there is no cached bundle {key!r}; cached: {', '.join(known) or 'none'}")
         with locked(self._bundles / f"{key}.lock"):
-            remove_tree(path)
+            remove_tree(self._bundles / key)

@@ -118,7 +118,7 @@ def settle(spec: ModelSpec, bundle: Bundle, limits: Limits) -> ServedModel:
     packing = _packing(manifest, cap.tokens, limits)
     if len(pooling) * TOKENS_PER_SLOT > packing.seqs[-1]:
         raise RefusedError(
-            f"--model {spec.label}: rows of {packing.seqs[-1]} tokens have no room for {len(pooling)} poolings of a text"
+            f"--model {spec.label}: rows of {packing.seqs[-1]} tokens have no room for {len(pooling)} poolings"
         )
     packing, cap = _fit(spec, manifest, packing, cap, limits)
     return ServedModel(

@@ -9,7 +9,7 @@ from typing import Any
 from ffwd_ort.server.errors import MAX_BODY_BYTES, HttpFault
 
 MIB = 1 << 20
-CHUNK = 64 * 1024
+CHUNK = MIB  # each read gives the GIL away and waits to get it back
 BODY_SECONDS = 30.0  # for a body in all, plus a second for each MiB
 LARGE_BODY = 4 * MIB
 BUDGET_BYTES = 256 * MIB
