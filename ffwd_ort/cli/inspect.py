@@ -20,7 +20,7 @@ def describe_source(source: str, cache_dir: Path | None, *, verify: bool) -> Ite
         yield from _bundle_lines(open_bundle(resolved.path), verify)
         return
     yield from _checkpoint_lines(read_checkpoint(resolved.path))
-    cached = BundleCache(cache_dir).find(source)
+    cached = BundleCache(cache_dir).find(str(resolved.path))  # not `source`: a branch may move in between
     yield "exported bundle", str(cached.path) if cached else "not yet"
     if verify:
         if cached is None:
