@@ -41,8 +41,8 @@ def check_activation(name: Any) -> str:
 class Weight(nn.Parameter):
     """A parameter that knows which tensors it is made of.
 
-    `sources` are tensor names beside its own module; several are joined along the output axis, in the
-    checkpoint's [out, in] layout, before `transpose` turns the result into [in, out].
+    `sources` are tensor names beside its own module; several of the same shape are joined along the output
+    axis, in the checkpoint's [out, in] layout, before `transpose` turns the result into [in, out].
     """
 
     def __init__(self, shape: Sequence[int], *sources: str, transpose: bool = False) -> None:
@@ -58,14 +58,14 @@ class Weight(nn.Parameter):
     def bind(self, weights: Weights) -> None:
         """Check its tensors' shapes and have them read when the graph is saved; raise CheckpointError."""
         names = self.tensor_names()
-        shapes = [weights.shape(name) for name in names]
-        joined = (sum(s[0] for s in shapes), *shapes[0][1:])
         wanted = tuple(int(d) for d in self.shape or ())
-        if (joined[::-1] if self.transpose else joined) != wanted or any(s[1:] != shapes[0][1:] for s in shapes):
-            expected = wanted[::-1] if self.transpose else wanted
-            raise CheckpointError(
-                f"{' + '.join(names)} has shape {list(joined)}, config.json makes it {list(expected)}"
-            )
+        outputs, *inputs = wanted[::-1] if self.transpose else wanted
+        expected = (outputs // len(names), *inputs)
+        for name in names:
+            if weights.shape(name) != expected:
+                raise CheckpointError(
+                    f"{name} has shape {list(weights.shape(name))}, config.json makes it {list(expected)}"
+                )
 
         def read() -> ir.Tensor:
             parts = [weights.read(name) for name in names]

@@ -75,17 +75,24 @@ def _save(model: ir.Model, folder: Path, progress: Progress) -> None:
         progress("weights", info.index + 1, info.total)
 
     # Small constants (axes, for one) stay in the graph: ONNX Runtime needs them while it loads it.
-    ir.save(
-        model,
-        folder / GRAPH,
-        external_data=WEIGHTS,
-        size_threshold_bytes=1024,
-        alignment=4096,
-        align_threshold=0,
-        callback=report,
-    )
+    try:
+        ir.save(
+            model,
+            folder / GRAPH,
+            external_data=WEIGHTS,
+            size_threshold_bytes=1024,
+            alignment=4096,
+            align_threshold=0,
+            callback=report,
+        )
+    except ir.serde.SerdeError as error:  # what reading a small weight raised, wrapped several times
+        raise _innermost(error) from None
     if not (folder / WEIGHTS).exists():
         (folder / WEIGHTS).write_bytes(b"")  # a model so small that all of it is inline
+
+
+def _innermost(error: BaseException) -> BaseException:
+    return error if error.__cause__ is None else _innermost(error.__cause__)
 
 
 def _load_once(path: Path) -> None:
