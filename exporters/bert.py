@@ -29,6 +29,9 @@ class BertTrunk(Trunk):
         kind = config.get("position_embedding_type", "absolute")
         if kind != "absolute":
             raise AdmissionError(f"position_embedding_type is {kind!r}; only 'absolute' is computed here")
+        for key in ("is_causal", "is_decoder", "add_cross_attention"):
+            if config.get(key):
+                raise AdmissionError(f"{key} is {config[key]!r}; only an encoder that sees both ways is computed here")
         self.sizes = Sizes(
             layers=checkpoint.integer("num_hidden_layers"),
             hidden=checkpoint.integer("hidden_size"),
