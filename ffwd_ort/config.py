@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from ffwd_ort.errors import UsageError
 
 NORMALIZE = ("contract", "always", "never")
 POOLING = ("mean", "cls", "last")
+QUERY_OPTIONS = ("query", "query_instruct")
 NOT_YET = "is not available yet in this version"
 
 
@@ -32,22 +34,25 @@ class ModelSpec:
 
 def parse_model(flag: str, text: str) -> ModelSpec:
     """Parse `LABEL=SRC[:opts]`; raise UsageError naming the flag, the option and what is permitted."""
-    label, equals, rest = text.partition("=")
-    if not equals or not label or not rest:
-        raise UsageError(f"{flag} {text!r}: write LABEL=SOURCE[:option=value…], with a label and a source")
+    label, _, rest = text.partition("=")
     source, options = _split_source(rest)
+    if not label.strip() or not source or source.endswith("://"):
+        raise UsageError(f"{flag} {text!r}: write LABEL=SOURCE[:option=value…], with a label and a source")
     values: dict[str, Any] = {}
     prompts: dict[str, str] = {}
     while options:
-        name, equals, rest = options.partition("=")
-        if name in ("query", "query_instruct"):  # takes the rest of the argument, colons and all
-            prompts["query"], options = _unescape(rest), ""
-            continue
-        value, _, options = rest.partition(":")
-        where = f"{flag} {label}: option {name}={value!r}"
-        if not equals or name not in _OPTIONS:
+        name = re.split("[=:]", options, maxsplit=1)[0]
+        if name not in _OPTIONS and name not in QUERY_OPTIONS:
             raise UsageError(f"{flag} {label}: unknown option {name!r}; there are {', '.join([*_OPTIONS, 'query'])}")
-        parsed = _OPTIONS[name](where, value)
+        # A query takes the rest of the argument, colons and all.
+        option, _, options = (options, "", "") if name in QUERY_OPTIONS else options.partition(":")
+        _, equals, value = option.partition("=")
+        if not equals:
+            raise UsageError(f"{flag} {label}: option {name!r} needs a value: {name}=…")
+        if name in QUERY_OPTIONS:
+            prompts["query"] = _unescape(value)
+            continue
+        parsed = _OPTIONS[name](f"{flag} {label}: option {name}={value!r}", value)
         if name == "prompts":
             prompts = {**parsed, **prompts}
         elif name in ModelSpec.__dataclass_fields__:
@@ -78,10 +83,16 @@ def _unescape(text: str) -> str:
     return "".join(out)
 
 
+def _read_integer(text: str) -> int | None:
+    """Read an integer; None for anything else, and for more digits than any limit here has."""
+    return int(text) if re.fullmatch("-?[0-9]{1,18}", text) else None
+
+
 def _integer_option(where: str, value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
+    number = _read_integer(value)
+    if number is None or number < 1:
         raise UsageError(f"{where}: a positive integer is permitted")
-    return int(value)
+    return number
 
 
 def _one_of(*permitted: str, later: Sequence[str] = ()) -> Callable[[str, str], str]:
@@ -161,9 +172,10 @@ class Flag:
 
 def _integer(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not text.lstrip("-").isdecimal() or not low <= int(text) <= high:
+        number = _read_integer(text)
+        if number is None or not low <= number <= high:
             raise ValueError(f"an integer from {low} to {high} is permitted")
-        return int(text)
+        return number
 
     return parse
 
@@ -192,6 +204,15 @@ def _choice(*permitted: str, later: Sequence[str] = ()) -> Callable[[str], str]:
     return parse
 
 
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not (text.startswith("unix:") and text != "unix:"):
+        number = _read_integer(port)
+        if not host or number is None or not 0 <= number <= 65535:
+            raise ValueError("HOST:PORT or unix:PATH is permitted")
+    return text
+
+
 def _switch(text: str) -> bool:
     values = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     if text.lower() not in values:
@@ -212,7 +233,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--cache-dir", MODELS, "where fetched checkpoints and exported bundles are kept", Path, metavar="DIR"),
     Flag("--host", ADDRESS, "address to bind", default="127.0.0.1", metavar="HOST"),
     Flag("--port", ADDRESS, "port to bind", _integer(0, 65535), 8000, metavar="N"),
-    Flag("--bind", ADDRESS, "bind this instead: HOST:PORT or unix:PATH", metavar="ADDRESS"),
+    Flag("--bind", ADDRESS, "bind this instead: HOST:PORT or unix:PATH", _address, metavar="ADDRESS"),
     Flag("--threads", WORK, "cores to compute on, divided among workers", _integer(1, 1024), metavar="N", short="-t"),
     Flag("--workers", WORK, "engine processes", _integer(1, 256), 1, metavar="N"),
     Flag("--batch-size", WORK, "most texts in one encode step", _integer(1, 65536), metavar="N", short="-b"),
@@ -303,7 +324,7 @@ def make_config(
     return ServerConfig(
         models=_models(values, positional),
         api_keys=_keys(values["api_key"], values["api_key_file"]),
-        bind=values["bind"] or f"{values['host']}:{values['port']}",
+        bind=values["bind"] or _bind(values["host"], values["port"]),
         provider=_provider(values),
         **{
             name: values[name]
@@ -311,6 +332,11 @@ def make_config(
             if name in values and name not in ("bind", "provider")
         },
     )
+
+
+def _bind(host: str, port: int) -> str:
+    bare = ":" in host and not host.startswith("[")  # an IPv6 address
+    return f"[{host}]:{port}" if bare else f"{host}:{port}"
 
 
 def _models(values: Mapping[str, Any], positional: str | None) -> tuple[ModelSpec, ...]:

@@ -53,7 +53,7 @@ def make_parser() -> Parser:
 def _help(flag: Flag) -> str:
     if not flag.available:
         return f"{flag.help} (not available yet)"
-    shown = flag.default not in (None, False, (), "")
+    shown = flag.default is not False and flag.default not in (None, (), "")
     return f"{flag.help} (default {flag.default})" if shown else flag.help
 
 

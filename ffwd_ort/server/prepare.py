@@ -18,7 +18,8 @@ def prepare(config: ServerConfig) -> list[Bundle]:
     process that forks, nor its memory in the one that serves.
     """
     cache = BundleCache(config.cache_dir)
-    return [cache.find(spec.source) or _export(cache, spec.source) for spec in config.models]
+    found = [cache.find(spec.source) for spec in config.models]  # every source is looked at before the first export
+    return [bundle or _export(cache, spec.source) for bundle, spec in zip(found, config.models, strict=True)]
 
 
 def _export(cache: BundleCache, source: str) -> Bundle:
