@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-import onnxruntime
 import onnxscript
 from onnxscript import nn
 
 from ffwd_ort.bundle import GRAPH, WEIGHTS, Sizes
 from ffwd_ort.checkpoint import Checkpoint
+from ffwd_ort.engine.sessions import import_onnxruntime
 from ffwd_ort.errors import CheckpointError, RefusedError
 from ffwd_ort.export import Exporter, GraphFacts, Progress
 from ffwd_ort_exporters.blocks import Weight, pool
@@ -35,6 +35,7 @@ def native_exporter(family: str, trunk: Callable[[Checkpoint], Trunk]) -> Export
     """Make the exporter of a family from the module that is its graph."""
 
     def write(checkpoint: Checkpoint, folder: Path, progress: Progress) -> GraphFacts:
+        import_onnxruntime()  # here, so that what is missing is said before the weights are written
         module = trunk(checkpoint)
         model = _build(module, family)
         with open_weights(checkpoint.weight_files) as weights:
@@ -97,10 +98,11 @@ def _innermost(error: BaseException) -> BaseException:
 
 def _load_once(path: Path) -> None:
     """Have ONNX Runtime read the graph: a misspelt op or attribute is only found by it."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    ort = import_onnxruntime()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
     try:
-        onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise CheckpointError(f"ONNX Runtime refuses the exported graph: {error}") from None

@@ -2,9 +2,11 @@
 
 import argparse
 import sys
+from functools import partial
 from typing import Any, NoReturn
 
 USAGE, REFUSED = 2, 3
+HELP_WIDTH = 98  # argparse leaves two columns free: help fits 100
 
 
 class Parser(argparse.ArgumentParser):
@@ -12,6 +14,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         options["allow_abbrev"] = False
+        options.setdefault("formatter_class", partial(argparse.HelpFormatter, width=HELP_WIDTH))
         super().__init__(*args, **options)
 
     def error(self, message: str) -> NoReturn:

