@@ -339,6 +339,11 @@ def _bind(host: str, port: int) -> str:
     return f"[{host}]:{port}" if bare else f"{host}:{port}"
 
 
+def bind_address(host: str, port: int) -> str:
+    """Write host and port as one address; an IPv6 host needs brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
 def _models(values: Mapping[str, Any], positional: str | None) -> tuple[ModelSpec, ...]:
     from ffwd_ort.sources import DEMO_SOURCE, label_of
 

@@ -116,7 +116,7 @@ class Engine:
         """
         if os.getpid() != self._pid:
             raise RuntimeError(f"this engine belongs to process {self._pid}; sessions do not survive a fork")
-        if self.state != SERVING:
+        if self.state not in (SERVING, DRAINING):  # who drains takes no new requests, but finishes those it has
             raise NotReady(self.state)
         distinct: dict[bytes, int] = {}
         order = [distinct.setdefault(sequence.key(), len(distinct)) for sequence in sequences]

@@ -60,9 +60,10 @@ def client_left(environ: dict[str, Any]) -> Callable[[], bool]:
     def left() -> bool:
         if not isinstance(connection, socket.socket):
             return False
+        readable = select.poll()  # select() itself stops at file descriptor 1023
         try:
-            readable, _, _ = select.select([connection], [], [], 0)
-            return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
+            readable.register(connection, select.POLLIN)
+            return bool(readable.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
         except (OSError, ValueError):
             return True
 

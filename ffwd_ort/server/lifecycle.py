@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ffwd_ort.bundle import Bundle
-from ffwd_ort.config import ServerConfig
+from ffwd_ort.config import ServerConfig, bind_address
 from ffwd_ort.engine.engine import SERVING, STARTING, Engine
 from ffwd_ort.errors import FfwdError
 from ffwd_ort.loading import limits_of, make_engine, session_settings_of
@@ -69,7 +69,8 @@ def start_engine(worker: Any) -> None:
     app: Application = worker.wsgi
     engine = app.engine
     if worker.age == 1:  # one of several speaks for all
-        engine.on_serving = lambda: print_ready(app.config, list(engine.models.values()))
+        bound = _bound_address(worker)
+        engine.on_serving = lambda: print_ready(app.config, list(engine.models.values()), bound)
     engine.on_failure = lambda error: _end(engine, error)
     engine.start()
     if worker.age > worker.cfg.workers:
@@ -83,6 +84,12 @@ def close_engine(_arbiter: Any, worker: Any) -> None:
     app = getattr(worker, "wsgi", None)
     if app is not None and worker.pid == os.getpid():
         app.engine.close()
+
+
+def _bound_address(worker: Any) -> str:
+    """Return the address as it was bound: port 0 has become a real one."""
+    name = worker.sockets[0].getsockname()
+    return f"unix:{name}" if isinstance(name, str) else bind_address(name[0], name[1])
 
 
 def _watch(engine: Engine) -> None:

@@ -7,11 +7,11 @@ from ffwd_ort.engine.engine import LoadedModel
 from ffwd_ort.engine.machine import resident_memory
 
 
-def print_ready(config: ServerConfig, models: Sequence[LoadedModel]) -> None:
-    """Print what is served, then the ready line and a command to try."""
+def print_ready(config: ServerConfig, models: Sequence[LoadedModel], bound: str) -> None:
+    """Print what is served, then the ready line with the address that was bound, and a command to try."""
     for model in models:
         print(*model_lines(model), sep="\n")
-    url = address(config.bind)
+    url = address(bound)
     print(f"memory {resident_memory() >> 20} MiB a worker, {config.workers} worker(s)")
     print(f"ready: {url}")
     if url.startswith("http"):
