@@ -298,6 +298,19 @@ def test_a_family_that_needs_evidence_is_admitted_only_with_sentence_transformer
         admit(read_checkpoint(folder))
 
 
+def test_a_head_that_a_family_claims_as_its_own_architecture_is_admitted(site: Path, folder: Path) -> None:
+    source = (
+        "from ffwd_ort.families import ModelFamily\n"
+        'FAMILY = ModelFamily("claims", ("claims",), architectures=("ClaimsForCausalLM",))\n'
+    )
+    install(site, "stranger", {MODELS_GROUP: {"claims": "claims_family:FAMILY"}}, {"claims_family": source})
+    edit(folder, model_type="claims", architectures=["ClaimsForCausalLM"])
+    assert admit(read_checkpoint(folder)).family.name == "claims"
+    edit(folder, architectures=["OtherForCausalLM"])
+    with pytest.raises(AdmissionError, match=r"OtherForCausalLM is a text generator"):
+        admit(read_checkpoint(folder))
+
+
 @pytest.mark.parametrize(
     "value",
     [

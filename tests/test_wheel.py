@@ -39,7 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.mkdir()
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for folder in (*PACKAGES.values(), "tests", "benchmarks"):
+    for folder in filter(lambda name: (ROOT / name).is_dir(), (*PACKAGES.values(), "tests", "benchmarks")):
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "results"))
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(place)]
     with contextlib.suppress(PackageNotFoundError):
