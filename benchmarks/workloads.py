@@ -15,7 +15,7 @@ from ffwd_ort.bundle import Sizes
 
 # Each is one token of BERT's English vocabulary.
 WORDS = (
-    "the tide water low high falls rises boat sail bar port pilot east west season may light house red green".split()
+    ["the", "tide", "water", "low", "high", "falls", "rises", "boat", "sail", "bar", "port", "pilot", "east", "west", "season", "may", "light", "house", "red", "green"]
 )
 SEED = 20261130
 

@@ -324,7 +324,7 @@ def make_config(
     return ServerConfig(
         models=_models(values, positional),
         api_keys=_keys(values["api_key"], values["api_key_file"]),
-        bind=values["bind"] or _bind(values["host"], values["port"]),
+        bind=values["bind"] or bind_address(values["host"], values["port"]),
         provider=_provider(values),
         **{
             name: values[name]
@@ -334,14 +334,10 @@ def make_config(
     )
 
 
-def _bind(host: str, port: int) -> str:
+def bind_address(host: str, port: int) -> str:
+    """Write host and port as one address."""
     bare = ":" in host and not host.startswith("[")  # an IPv6 address
     return f"[{host}]:{port}" if bare else f"{host}:{port}"
-
-
-def bind_address(host: str, port: int) -> str:
-    """Write host and port as one address; an IPv6 host needs brackets."""
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def _models(values: Mapping[str, Any], positional: str | None) -> tuple[ModelSpec, ...]:

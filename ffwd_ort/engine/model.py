@@ -99,15 +99,8 @@ class ServedModel:
 def settle(spec: ModelSpec, bundle: Bundle, limits: Limits) -> ServedModel:
     """Apply an operator's settings to a bundle; raise RefusedError naming a setting that the model cannot follow."""
     manifest = bundle.manifest
-    if spec.pooling and (len(manifest.pooling) > 1 or manifest.head != "pooled"):
-        raise RefusedError(
-            f"--model {spec.label}: pooling={spec.pooling} is not possible, the checkpoint concatenates "
-            f"{' and '.join(manifest.pooling)}"
-        )
+    check_settings(spec, manifest)
     pooling = (spec.pooling,) if spec.pooling else manifest.pooling
-    min_dim = spec.min_dim or min(manifest.matryoshka_dims or (manifest.dim,))
-    if min_dim > manifest.dim:
-        raise RefusedError(f"--model {spec.label}: min_dim={min_dim} is above the model's {manifest.dim} dimensions")
     tokenizer = Tokenizer(bundle.tokenizer, lowercase=manifest.lowercase)
     cap = _cap(spec, manifest, limits)
     if cap.tokens <= tokenizer.specials:
@@ -129,10 +122,23 @@ def settle(spec: ModelSpec, bundle: Bundle, limits: Limits) -> ServedModel:
         packing=packing,
         pooling=pooling,
         normalize={"contract": manifest.normalize, "always": True, "never": False}[spec.normalize],
-        min_dim=min_dim,
+        min_dim=spec.min_dim or min(manifest.matryoshka_dims or (manifest.dim,)),
         prompts={**manifest.prompts, **spec.prompts},
         accepts_token_ids=spec.token_ids == "accept",
     )
+
+
+def check_settings(spec: ModelSpec, manifest: Manifest) -> None:
+    """Raise RefusedError for a setting that the manifest alone shows to be impossible; nothing is loaded for it."""
+    if spec.pooling and (len(manifest.pooling) > 1 or manifest.head != "pooled"):
+        raise RefusedError(
+            f"--model {spec.label}: pooling={spec.pooling} is not possible, the checkpoint concatenates "
+            f"{' and '.join(manifest.pooling)}"
+        )
+    if spec.min_dim is not None and spec.min_dim > manifest.dim:
+        raise RefusedError(
+            f"--model {spec.label}: min_dim={spec.min_dim} is above the model's {manifest.dim} dimensions"
+        )
 
 
 def _cap(spec: ModelSpec, manifest: Manifest, limits: Limits) -> Cap:

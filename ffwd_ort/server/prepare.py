@@ -6,6 +6,7 @@ import sys
 from ffwd_ort.bundle import Bundle
 from ffwd_ort.cache import BundleCache
 from ffwd_ort.config import ServerConfig
+from ffwd_ort.engine.model import check_settings
 from ffwd_ort.errors import BundleError, RefusedError
 
 REFUSED = 3
@@ -19,11 +20,14 @@ def prepare(config: ServerConfig) -> list[Bundle]:
     """
     cache = BundleCache(config.cache_dir)
     found = [cache.find(spec.source) for spec in config.models]  # every source is looked at before the first export
-    return [bundle or _export(cache, spec.source) for bundle, spec in zip(found, config.models, strict=True)]
+    bundles = [bundle or _export(cache, spec.source) for bundle, spec in zip(found, config.models, strict=True)]
+    for spec, bundle in zip(config.models, bundles, strict=True):
+        check_settings(spec, bundle.manifest)
+    return bundles
 
 
 def _export(cache: BundleCache, source: str) -> Bundle:
-    command = [sys.executable, "-m", "ffwd_ort.cli.main", "export", source, "--cache-dir", str(cache.root), "--quiet"]
+    command = [sys.executable, "-m", "ffwd_ort.cli.main", "export", source, "--cache-dir", str(cache.root)]
     done = subprocess.run(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE if not sys.stderr.isatty() else None
     )
