@@ -11,7 +11,7 @@ import orjson
 
 from ffwd_ort.bundle import MANIFEST, Bundle, is_bundle, open_bundle, sha256
 from ffwd_ort.checkpoint import read_checkpoint
-from ffwd_ort.errors import BundleError, CheckpointError
+from ffwd_ort.errors import BundleError, CheckpointError, SourceError
 from ffwd_ort.export import Export, Progress, export_bundle, hash_files, plan_export
 from ffwd_ort.sources import Resolved, default_cache_dir, locked, remove_tree, resolve
 
@@ -105,12 +105,16 @@ class BundleCache:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
         # A file that may still be being written is not remembered: its time stamp could stay the same.
         if time.time_ns() - stat.st_mtime_ns > 2_000_000_000:
-            with locked(self.root / "hashes.lock"):
-                known = self._read_hashes() | {str(real): [*state, digest]}
-                scratch = self._hashes.with_suffix(f".{os.getpid()}")
-                scratch.write_bytes(orjson.dumps(known))
-                scratch.replace(self._hashes)
+            with contextlib.suppress(SourceError, OSError):  # a cache that is mounted read-only still serves
+                self._remember(str(real), [*state, digest])
         return digest
+
+    def _remember(self, path: str, entry: list[object]) -> None:
+        with locked(self.root / "hashes.lock"):
+            known = self._read_hashes() | {path: entry}
+            scratch = self._hashes.with_suffix(f".{os.getpid()}")
+            scratch.write_bytes(orjson.dumps(known))
+            scratch.replace(self._hashes)
 
     def _read_hashes(self) -> dict[str, object]:
         try:

@@ -147,7 +147,9 @@ def _from_index(source: str, cache_dir: Path) -> Resolved:
     # By the whole source: another pin must be checked, another path must be unpacked.
     digest = hashlib.sha256(f"{inside}#{match['sha256']}".encode()).hexdigest()[:8]
     target = cache_dir / "sources" / f"{package}-{version}-{digest}"
-    with locked(target.with_name(target.name + ".lock")):
+    if target.is_dir():
+        return Resolved(target, package, version)
+    with locked(target.with_name(target.name + ".lock")):  # a second process waits, and finds it fetched
         if not target.is_dir():
             _fetch_wheel(source, package, version, inside, match["sha256"], target)
     return Resolved(target, package, version)
