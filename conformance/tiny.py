@@ -71,17 +71,15 @@ TEXTS = (
 
 
 @dataclass(frozen=True)
-class TinyBert:
-    """What a tiny BERT checkpoint should look like."""
+class Tiny:
+    """What every tiny checkpoint can vary in: its size, how its weights are stored, its sentence-transformers files."""
 
     layers: int = 3
     hidden: int = 48
     heads: int = 3
     intermediate: int = 80
     positions: int = 128
-    hidden_act: str = "gelu"
     seed: int = 7
-    old_names: bool = False  # LayerNorm.gamma and beta, under `bert.`
     shards: int = 1
     dtype: str = "float32"  # or float16, bfloat16
     pooling: tuple[str, ...] = ("mean_tokens",)  # as the older keys name them, without `pooling_mode_`
@@ -90,6 +88,14 @@ class TinyBert:
     include_prompt: bool = True
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
+
+
+@dataclass(frozen=True)
+class TinyBert(Tiny):
+    """A tiny BERT."""
+
+    hidden_act: str = "gelu"
+    old_names: bool = False  # LayerNorm.gamma and beta, under `bert.`
 
 
 def write_bert(folder: Path, tiny: TinyBert = TinyBert()) -> Path:
@@ -148,7 +154,7 @@ def write_tokenizer(folder: Path) -> int:
     return len(vocabulary)
 
 
-def write_modules(folder: Path, tiny: TinyBert) -> None:
+def write_modules(folder: Path, tiny: Tiny) -> None:
     """Write modules.json and what it names."""
     kinds = ["Transformer", "Pooling", *(["Normalize"] if tiny.normalize else [])]
     paths = ["", "1_Pooling", "2_Normalize"]
@@ -172,42 +178,53 @@ def write_modules(folder: Path, tiny: TinyBert) -> None:
         write_json(folder / "config_sentence_transformers.json", prompts)
 
 
-def bert_tensors(tiny: TinyBert, vocabulary: int) -> dict[str, np.ndarray]:
+class Draw:
+    """Draws tensors, in the order of the calls."""
+
+    def __init__(self, seed: int) -> None:
+        self.tensors: dict[str, np.ndarray] = {}
+        self._random = np.random.RandomState(seed)
+
+    def __call__(self, name: str, *shape: int, scale: float, mean: float = 0.0) -> None:
+        self.tensors[name] = (mean + scale * self._random.standard_normal(shape)).astype(np.float32)
+
+    def linear(self, name: str, outputs: int, inputs: int, bias: bool = True) -> None:
+        """Draw a linear layer."""
+        self(f"{name}.weight", outputs, inputs, scale=1.5 / np.sqrt(inputs))
+        if bias:
+            self(f"{name}.bias", outputs, scale=0.2)
+
+    def norm(self, name: str, width: int, bias: bool = True) -> None:
+        """Draw a norm."""
+        self(f"{name}.weight", width, scale=0.2, mean=1.0)
+        if bias:
+            self(f"{name}.bias", width, scale=0.2)
+
+
+def bert_tensors(tiny: TinyBert, vocabulary: int, types: int = 2) -> dict[str, np.ndarray]:
     """Draw every tensor of the trunk, in a fixed order."""
-    random = np.random.RandomState(tiny.seed)
-    tensors: dict[str, np.ndarray] = {}
-
-    def draw(name: str, *shape: int, scale: float, mean: float = 0.0) -> None:
-        tensors[name] = (mean + scale * random.standard_normal(shape)).astype(np.float32)
-
-    def linear(name: str, outputs: int, inputs: int) -> None:
-        draw(f"{name}.weight", outputs, inputs, scale=1.5 / np.sqrt(inputs))
-        draw(f"{name}.bias", outputs, scale=0.2)
-
-    def norm(name: str) -> None:
-        draw(f"{name}.weight", tiny.hidden, scale=0.2, mean=1.0)
-        draw(f"{name}.bias", tiny.hidden, scale=0.2)
-
+    draw = Draw(tiny.seed)
     draw("embeddings.word_embeddings.weight", vocabulary, tiny.hidden, scale=1.0)
     draw("embeddings.position_embeddings.weight", tiny.positions, tiny.hidden, scale=0.5)
-    draw("embeddings.token_type_embeddings.weight", 2, tiny.hidden, scale=0.5)
-    norm("embeddings.LayerNorm")
+    draw("embeddings.token_type_embeddings.weight", types, tiny.hidden, scale=0.5)
+    draw.norm("embeddings.LayerNorm", tiny.hidden)
     for i in range(tiny.layers):
         layer = f"encoder.layer.{i}"
         for part in ("query", "key", "value"):
-            linear(f"{layer}.attention.self.{part}", tiny.hidden, tiny.hidden)
-        linear(f"{layer}.attention.output.dense", tiny.hidden, tiny.hidden)
-        norm(f"{layer}.attention.output.LayerNorm")
-        linear(f"{layer}.intermediate.dense", tiny.intermediate, tiny.hidden)
-        linear(f"{layer}.output.dense", tiny.hidden, tiny.intermediate)
-        norm(f"{layer}.output.LayerNorm")
-    return tensors
+            draw.linear(f"{layer}.attention.self.{part}", tiny.hidden, tiny.hidden)
+        draw.linear(f"{layer}.attention.output.dense", tiny.hidden, tiny.hidden)
+        draw.norm(f"{layer}.attention.output.LayerNorm", tiny.hidden)
+        draw.linear(f"{layer}.intermediate.dense", tiny.intermediate, tiny.hidden)
+        draw.linear(f"{layer}.output.dense", tiny.hidden, tiny.intermediate)
+        draw.norm(f"{layer}.output.LayerNorm", tiny.hidden)
+    return draw.tensors
 
 
-def write_weights(folder: Path, tensors: dict[str, np.ndarray], tiny: TinyBert) -> None:
+def write_weights(folder: Path, tensors: dict[str, np.ndarray], tiny: Tiny) -> None:
     """Write safetensors, one file or several with their index."""
     dtype = np.dtype(ml_dtypes.bfloat16) if tiny.dtype == "bfloat16" else np.dtype(tiny.dtype)
-    named = {old_name(name) if tiny.old_names else name: t.astype(dtype) for name, t in tensors.items()}
+    renamed = isinstance(tiny, TinyBert) and tiny.old_names
+    named = {old_name(name) if renamed else name: t.astype(dtype) for name, t in tensors.items()}
     if tiny.shards == 1:
         save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
         return

@@ -110,16 +110,18 @@ class Attention(nn.Module):
         return self.output(op, self.self(op, x, mask), x)
 
 
-class SelfAttention(Linear):
+class SelfAttention(nn.Module):
     """query, key and value in one matrix, then attention."""
 
     def __init__(self, sizes: Sizes) -> None:
-        super().__init__(sizes.hidden, 3 * sizes.hidden, "query", "key", "value")
+        super().__init__()
+        self.qkv = Linear(sizes.hidden, 3 * sizes.hidden, "query", "key", "value")
         self.heads = sizes.heads
 
     def forward(self, op: Any, x: ir.Value, mask: ir.Value) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
-        return attention(op, super().forward(op, x), mask, self.heads)
+        q, k, v = op.Split(self.qkv(op, x), axis=2, num_outputs=3, _outputs=3)
+        return attention(op, q, k, v, mask, self.heads, self.heads)
 
 
 class Intermediate(nn.Module):

@@ -22,12 +22,16 @@ ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "gelu_pytorch_tanh": ("Gelu", {"approximate": "tanh"}),
     "relu": ("Relu", {}),
     "tanh": ("Tanh", {}),
+    "silu": ("", {}),
+    "swish": ("", {}),
 }
 
 
 def activation(op: Any, name: str, x: ir.Value) -> ir.Value:
     """Apply the activation that config.json names."""
     operator, attributes = ACTIVATIONS[name]
+    if not operator:  # SiLU: opset 23 has no op of its own for it
+        return op.Mul(x, op.Sigmoid(x))
     return getattr(op, operator)(x, **attributes)
 
 
@@ -41,27 +45,41 @@ def check_activation(name: Any) -> str:
 class Weight(nn.Parameter):
     """A parameter that knows which tensors it is made of.
 
-    `sources` are tensor names beside its own module; several of the same shape are joined along the output
-    axis, in the checkpoint's [out, in] layout, before `transpose` turns the result into [in, out].
+    `sources` are tensor names within its own module, or beside that module if `fused`; several are joined along
+    the output axis, in the checkpoint's [out, in] layout, before `transpose` turns the result into [in, out].
+    `outputs` says how many each of them has, where they are not alike. `plus` is added to every value: for
+    norms that store their weight less one.
     """
 
-    def __init__(self, shape: Sequence[int], *sources: str, transpose: bool = False) -> None:
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *sources: str,
+        transpose: bool = False,
+        fused: bool = False,
+        outputs: Sequence[int] | None = None,
+        plus: float = 0.0,
+    ) -> None:
         super().__init__(shape)
         self.sources = sources
+        self.fused = fused
         self.transpose = transpose
+        self.outputs = outputs
+        self.plus = plus
 
     def tensor_names(self) -> list[str]:
         """Return the full names of its tensors; valid once the module has been called."""
-        prefix, dot, _ = str(self.name).rpartition(".")
-        return [prefix + dot + source for source in self.sources]
+        path = str(self.name).split(".")[: -2 if self.fused else -1]
+        return [".".join([*path, source]) for source in self.sources]
 
     def bind(self, weights: Weights) -> None:
         """Check its tensors' shapes and have them read when the graph is saved; raise CheckpointError."""
         names = self.tensor_names()
         wanted = tuple(int(d) for d in self.shape or ())
         outputs, *inputs = wanted[::-1] if self.transpose else wanted
-        expected = (outputs // len(names), *inputs)
-        for name in names:
+        each = self.outputs or [outputs // len(names)] * len(names)
+        for name, part in zip(names, each, strict=True):
+            expected = (part, *inputs)
             if weights.shape(name) != expected:
                 raise CheckpointError(
                     f"{name} has shape {list(weights.shape(name))}, config.json makes it {list(expected)}"
@@ -70,19 +88,23 @@ class Weight(nn.Parameter):
         def read() -> ir.Tensor:
             parts = [weights.read(name) for name in names]
             whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            whole = whole + np.float32(self.plus) if self.plus else whole
             return ir.Tensor(np.ascontiguousarray(whole.T if self.transpose else whole))
 
         self.const_value = ir.LazyTensor(read, dtype=ir.DataType.FLOAT, shape=ir.Shape(wanted), name=self.name)
 
 
 class Linear(nn.Module):
-    """y = x W + b. `layers` are the names, beside this module, of linear layers fused into one."""
+    """y = x W + b. `layers` are the names, beside this module, of linear layers fused into one, of `each` outputs."""
 
-    def __init__(self, inputs: int, outputs: int, *layers: str, bias: bool = True) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, *layers: str, bias: bool = True, each: Sequence[int] | None = None
+    ) -> None:
         super().__init__()
-        prefixes = [f"{layer}." for layer in layers] or [""]
-        self.weight = Weight([inputs, outputs], *(f"{p}weight" for p in prefixes), transpose=True)
-        self.bias = Weight([outputs], *(f"{p}bias" for p in prefixes)) if bias else None
+        prefixes, fused = [f"{layer}." for layer in layers] or [""], bool(layers)
+        weights, biases = ([prefix + kind for prefix in prefixes] for kind in ("weight", "bias"))
+        self.weight = Weight([inputs, outputs], *weights, transpose=True, fused=fused, outputs=each)
+        self.bias = Weight([outputs], *biases, fused=fused, outputs=each) if bias else None
 
     def forward(self, op: Any, x: ir.Value) -> ir.Value:
         """[…, inputs] -> […, outputs]."""
@@ -116,20 +138,63 @@ class LayerNorm(nn.Module):
         return op.LayerNormalization(x, self.weight, self.bias, axis=-1, epsilon=self.epsilon)
 
 
-def segment_mask(op: Any, segment_ids: ir.Value) -> ir.Value:
+class RMSNorm(nn.Module):
+    """Root-mean-square normalisation over the last axis; `plus` is 1 where the weight is stored less one."""
+
+    def __init__(self, width: int, epsilon: float, plus: float = 0.0) -> None:
+        super().__init__()
+        self.weight = Weight([width], "weight", plus=plus)
+        self.epsilon = epsilon
+
+    def forward(self, op: Any, x: ir.Value) -> ir.Value:
+        """[…, width] -> […, width]."""
+        return op.RMSNormalization(x, self.weight, axis=-1, epsilon=self.epsilon)
+
+
+def segment_mask(
+    op: Any,
+    segment_ids: ir.Value,
+    position_ids: ir.Value | None = None,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+) -> ir.Value:
     """Let a token see the tokens of its own text: [rows, seq] -> bool [rows, 1, seq, seq].
 
-    Padding is segment -1 and sees padding, so no row is masked whole and no softmax is 0/0.
+    With `causal`, not those after it; with `window`, none further away than that many positions. Padding is
+    segment -1, all at one position, and sees padding: no row is masked whole and no softmax is 0/0.
     """
-    queries = op.Unsqueeze(segment_ids, [1, 3])
-    keys = op.Unsqueeze(segment_ids, [1, 2])
-    return op.Equal(queries, keys)
+    allowed = op.Equal(op.Unsqueeze(segment_ids, [1, 3]), op.Unsqueeze(segment_ids, [1, 2]))
+    if causal or window is not None:
+        ahead = op.Sub(op.Unsqueeze(position_ids, [1, 3]), op.Unsqueeze(position_ids, [1, 2]))  # query - key
+        if causal:
+            allowed = op.And(allowed, op.GreaterOrEqual(ahead, constant(op, 0)))
+        if window is not None:
+            allowed = op.And(allowed, op.LessOrEqual(op.Abs(ahead), constant(op, window)))
+    return allowed
 
 
-def attention(op: Any, qkv: ir.Value, mask: ir.Value, heads: int) -> ir.Value:
-    """Multi-head attention on fused projections: [rows, seq, 3 * hidden] -> [rows, seq, hidden]."""
-    q, k, v = op.Split(qkv, axis=2, num_outputs=3, _outputs=3)
-    return op.Attention(q, k, v, mask, q_num_heads=heads, kv_num_heads=heads)
+def constant(op: Any, value: int) -> ir.Value:
+    """Make an int32 scalar, the type of the graph's inputs."""
+    return op.Constant(value=ir.Tensor(np.array(value, np.int32)))
+
+
+def attention(
+    op: Any,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    mask: ir.Value,
+    heads: int,
+    kv_heads: int,
+    scale: float | None = None,
+) -> ir.Value:
+    """Multi-head attention: [rows, seq, heads * width] and kv_heads likewise -> [rows, seq, heads * width].
+
+    `scale` is 1 / sqrt(width) unless the family says otherwise. `mask` is bool, or float to be added.
+    """
+    options = {} if scale is None else {"scale": scale}
+    return op.Attention(q, k, v, mask, q_num_heads=heads, kv_num_heads=kv_heads, **options)
 
 
 def pool(op: Any, weights: ir.Value, hidden: ir.Value) -> ir.Value:

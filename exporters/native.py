@@ -40,7 +40,8 @@ def native_exporter(family: str, trunk: Callable[[Checkpoint], Trunk]) -> Export
         model = _build(module, family)
         with open_weights(checkpoint.weight_files) as weights:
             for parameter in _parameters(module, model):
-                parameter.bind(weights)
+                if isinstance(parameter, Weight):  # the others are computed, and have their values
+                    parameter.bind(weights)
             _save(model, folder, progress)
         _load_once(folder / GRAPH)
         return GraphFacts((*TOKEN_INPUTS, "pool"), "pooled", module.sizes)
@@ -62,7 +63,7 @@ def _build(module: Trunk, family: str) -> ir.Model:
     return ir.Model(graph, ir_version=IR_VERSION, producer_name="ffwd_ort")
 
 
-def _parameters(module: Trunk, model: ir.Model) -> list[Weight]:
+def _parameters(module: Trunk, model: ir.Model) -> list[nn.Parameter]:
     """Return the module's parameters, each checked to stand in the graph under its checkpoint name."""
     named = dict(module.named_parameters())
     for name, parameter in named.items():

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from ffwd_ort.errors import CheckpointError
 
 # What wraps a trunk in the files people publish; taken off before names are looked up.
-PREFIXES = ("0.auto_model.", "model.", "bert.")
+PREFIXES = ("0.auto_model.", "model.", "bert.", "roberta.", "distilbert.", "mpnet.")
 RENAMES = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 DTYPES = ("F32", "F16", "BF16")
 

@@ -59,7 +59,8 @@ class Manifest(_Record, frozen=True):
     """Pins a bundle: what the engine must know of a model, and nothing it could find out wrongly.
 
     `dim` is the full width of a vector, concatenated poolings included. `positions` is the most tokens a
-    text may have, `position_offset` the position id of its first. `seqs` is the ladder of row lengths that
+    text may have, `position_offset` the position id of its first; with `pad_positions` a pad token that stands
+    in a text has position `pad_id` and is not counted. `seqs` is the ladder of row lengths that
     the graph was exported for. `matryoshka_dims` is None unless the checkpoint declares them.
     """
 
@@ -81,6 +82,7 @@ class Manifest(_Record, frozen=True):
     special_tokens: dict[str, int]
     positions: int
     position_offset: int
+    pad_positions: bool
     dtype: str
     target: str
     inputs: tuple[str, ...]

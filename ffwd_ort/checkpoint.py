@@ -60,6 +60,7 @@ class Checkpoint:
     trained_length: int | None
     lowercase: bool
     append_eos: bool | None
+    eos_token: str | None
     matryoshka_dims: tuple[int, ...] | None
     tokenizer_file: Path
     weight_files: tuple[Path, ...]
@@ -78,6 +79,16 @@ class Checkpoint:
         if type(value) not in (int, float) or not 0 <= value < math.inf:
             raise CheckpointError(f"{self.path / 'config.json'}: {key} is {value!r}; a number is needed")
         return float(value)
+
+    @property
+    def pad_id(self) -> int:
+        """Return the padding token's id; 0 where none is named: padding is never looked at, any row will do."""
+        pad = self.config.get("pad_token_id")
+        if pad is None:
+            return 0
+        if type(pad) is not int or not 0 <= pad < self.integer("vocab_size"):
+            raise CheckpointError(f"{self.path / 'config.json'}: pad_token_id is {pad!r}; an id is needed")
+        return pad
 
 
 class _Files:
@@ -141,13 +152,27 @@ def read_checkpoint(path: Path) -> Checkpoint:
         default_prompt_name=default_prompt,
         trained_length=_trained_length(sentence_config, tokenizer_config),
         lowercase=bool(sentence_config.get("do_lower_case", False)),
-        append_eos=tokenizer_config.get("add_eos_token"),
+        append_eos=_flag(tokenizer_config, "add_eos_token", trunk_files.root / "tokenizer_config.json"),
+        eos_token=_token(tokenizer_config.get("eos_token")),
         matryoshka_dims=_matryoshka(config, trunk_files.root / "config.json"),
         tokenizer_file=_tokenizer(trunk_files),
         weight_files=_weights(trunk_files),
         read_files=(),
     )
     return Checkpoint(**{**vars(checkpoint), "read_files": (*files.read, *trunk_files.read)})
+
+
+def _flag(config: dict[str, Any], key: str, where: Path) -> bool | None:
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"{where}: {key} is {value!r}; true or false is needed")
+    return value
+
+
+def _token(given: Any) -> str | None:
+    """Read a token as tokenizer_config.json writes it: its text, or an object around it."""
+    text = given.get("content") if isinstance(given, dict) else given
+    return text if isinstance(text, str) else None
 
 
 def _modules(files: _Files) -> list[dict[str, str]] | None:

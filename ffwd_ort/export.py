@@ -5,13 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
-
 from ffwd_ort.bundle import FORMAT, TOKENIZER, Bundle, Manifest, Sizes, Source, sha256, write_bundle
 from ffwd_ort.checkpoint import Checkpoint, PoolingConfig
 from ffwd_ort.engine.shapes import seq_ladder
 from ffwd_ort.errors import AdmissionError, CheckpointError
 from ffwd_ort.families import Admission, admit, find_plugin, plugin_fingerprint
+from ffwd_ort.tokenizer_file import write_tokenizer
 
 EXPORTERS_GROUP = "ffwd_ort.exporters"
 TARGETS = ("cpu",)
@@ -99,7 +98,7 @@ def export_bundle(
 
     def fill(folder: Path) -> Manifest:
         facts = exporter.write(checkpoint, folder, progress)
-        special, vocabulary = _write_tokenizer(checkpoint, folder)
+        special, vocabulary = write_tokenizer(checkpoint, family, folder / TOKENIZER)
         if vocabulary > facts.sizes.vocabulary:
             raise CheckpointError(
                 f"{checkpoint.tokenizer_file}: token id {vocabulary - 1} has no row in the embedding of "
@@ -126,10 +125,11 @@ def export_bundle(
             trained_length=checkpoint.trained_length,
             lowercase=checkpoint.lowercase,
             matryoshka_dims=checkpoint.matryoshka_dims,
-            pad_id=_pad_id(checkpoint, facts.sizes.vocabulary),
+            pad_id=checkpoint.pad_id,
             special_tokens=special,
             positions=positions,
-            position_offset=family.position_offset,
+            position_offset=family.offset(checkpoint),
+            pad_positions=family.pad_positions,
             dtype=DTYPES[0],
             target=TARGETS[0],
             inputs=facts.inputs,
@@ -158,40 +158,3 @@ def hash_files(checkpoint: Checkpoint, sha: Callable[[Path], str] = sha256) -> d
     hashes = {str(path.relative_to(checkpoint.path)): sha(path) for path in sorted(files)}
     hashes |= {path.name: sha(path) for path in (*checkpoint.weight_files, checkpoint.tokenizer_file)}
     return hashes
-
-
-def _pad_id(checkpoint: Checkpoint, vocabulary: int) -> int:
-    pad = checkpoint.config.get("pad_token_id")
-    if pad is None:
-        return 0  # padding is never looked at: any row of the embedding will do
-    if type(pad) is not int or not 0 <= pad < vocabulary:
-        raise CheckpointError(f"{checkpoint.path / 'config.json'}: pad_token_id is {pad!r}; an id is needed")
-    return pad
-
-
-def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> tuple[dict[str, int], int]:
-    """Copy tokenizer.json with padding and truncation off; return the special tokens and the ids' bound.
-
-    Two real checkpoints ship `padding: 128` and `padding: 512` in it, for every text.
-    """
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = orjson.loads(checkpoint.tokenizer_file.read_bytes())
-        tokenizer["padding"] = tokenizer["truncation"] = None
-        special = {str(t["content"]): int(t["id"]) for t in tokenizer.get("added_tokens", []) if t.get("special")}
-        vocabulary = tokenizer["model"]["vocab"]
-        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-        added = (int(t["id"]) for t in tokenizer.get("added_tokens", []))
-        bound = 1 + max((*ids, *added), default=-1)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{checkpoint.tokenizer_file} is not a tokenizer: {type(error).__name__} {error}"
-        ) from None
-    encoded = orjson.dumps(tokenizer)
-    try:
-        Tokenizer.from_buffer(encoded)
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{checkpoint.tokenizer_file} is not a tokenizer: {error}") from None
-    (folder / TOKENIZER).write_bytes(encoded)
-    return special, bound

@@ -291,6 +291,7 @@ WRONG_TYPES: dict[str, Any] = {
     "special_tokens": {"[CLS]": "2"},
     "positions": True,
     "position_offset": [],
+    "pad_positions": 1,
     "dtype": None,
     "target": 1,
     "inputs": [1],

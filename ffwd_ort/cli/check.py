@@ -3,7 +3,7 @@
 import numpy as np
 
 from ffwd_ort.bundle import Bundle
-from ffwd_ort.engine.packing import Plan, lay_out
+from ffwd_ort.engine.packing import Plan, Positions, lay_out
 from ffwd_ort.engine.reference import ReferenceRunner
 from ffwd_ort.engine.sequences import make_sequence
 from ffwd_ort.engine.sessions import SessionSettings, open_runner
@@ -20,7 +20,8 @@ def worst_difference(bundle: Bundle) -> float:
     ids = [random.integers(0, manifest.sizes.vocabulary, n, dtype=np.int32) for n in LENGTHS]
     sequences = [make_sequence(text, manifest.pooling) for text in ids]
     plan = Plan(EncodeShape(1, 64), (tuple(range(len(ids))),))
-    step = lay_out(plan, sequences, pad_id=manifest.pad_id, position_offset=manifest.position_offset)
+    positions = Positions(manifest.pad_id, manifest.position_offset, manifest.pad_positions)
+    step = lay_out(plan, sequences, positions)
     mine = open_runner(bundle, SessionSettings("cpu")).run(step.feeds())
     theirs = ReferenceRunner(bundle).run(step.feeds())
     return float(np.abs(mine - theirs).max())

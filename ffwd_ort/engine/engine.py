@@ -216,9 +216,8 @@ class Engine:
 
     def _run(self, batch: Batch) -> tuple[EncodeStep, Floats]:
         model = self.models[batch.model]
-        manifest = model.served.manifest
         sequences = [job.sequences[i] for job, i in batch.members]
-        step = lay_out(batch.plan, sequences, pad_id=manifest.pad_id, position_offset=manifest.position_offset)
+        step = lay_out(batch.plan, sequences, model.served.positions)
         began = self._clock()
         usual = model.seconds.get(step.shape, 0.0)
         self._running = (began, began + max(STUCK_SECONDS, STUCK_FACTOR * usual))
@@ -307,9 +306,4 @@ def _blank_step(served: ServedModel, shape: EncodeShape) -> EncodeStep:
     """Make a step of the shape with one text as long as allowed in every row."""
     ids = np.full(min(shape.seq, served.cap.tokens), served.manifest.pad_id, np.int32)
     plan = Plan(shape, tuple((row,) for row in range(shape.rows)))
-    return lay_out(
-        plan,
-        [make_sequence(ids, served.pooling)] * shape.rows,
-        pad_id=served.manifest.pad_id,
-        position_offset=served.manifest.position_offset,
-    )
+    return lay_out(plan, [make_sequence(ids, served.pooling)] * shape.rows, served.positions)

@@ -7,7 +7,7 @@ from ffwd_ort.bundle import Bundle, Manifest
 from ffwd_ort.config import ModelSpec
 from ffwd_ort.engine import vectors
 from ffwd_ort.engine.machine import memory_limit, resident_memory
-from ffwd_ort.engine.packing import TOKENS_PER_SLOT, Packing
+from ffwd_ort.engine.packing import TOKENS_PER_SLOT, Packing, Positions
 from ffwd_ort.engine.sequences import Floats, Sequence, make_sequence
 from ffwd_ort.engine.shapes import EncodeShape, seq_ladder, step_bytes
 from ffwd_ort.engine.tokenization import Encoded, Tokenizer
@@ -56,6 +56,12 @@ class ServedModel:
     def manifest(self) -> Manifest:
         """The bundle's manifest."""
         return self.bundle.manifest
+
+    @property
+    def positions(self) -> Positions:
+        """How the model numbers tokens."""
+        manifest = self.manifest
+        return Positions(manifest.pad_id, manifest.position_offset, manifest.pad_positions)
 
     @property
     def dim(self) -> int:

@@ -175,11 +175,28 @@ class EncodeStep:
         }
 
 
-def lay_out(plan: Plan, sequences: Seq[Sequence], *, pad_id: int, position_offset: int) -> EncodeStep:
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """How a model numbers tokens: from `offset`; with `skip_pad`, a pad token in a text has position `pad_id`."""
+
+    pad_id: int = 0
+    offset: int = 0
+    skip_pad: bool = False
+
+    def of(self, ids: Ids) -> Ids:
+        """Return the position id of each token of one text."""
+        if not self.skip_pad:
+            return np.arange(self.offset, self.offset + len(ids), dtype=np.int32)
+        real = ids != self.pad_id
+        numbered = np.cumsum(real, dtype=np.int32) - 1 + self.offset
+        return np.where(real, numbered, np.int32(self.pad_id)).astype(np.int32)
+
+
+def lay_out(plan: Plan, sequences: Seq[Sequence], positions: Positions) -> EncodeStep:
     """Write the arrays of a plan; `sequences` are indexed as the plan's items were."""
     rows, seq = plan.shape.rows, plan.shape.seq
-    input_ids = np.full((rows, seq), pad_id, np.int32)
-    position_ids = np.full((rows, seq), position_offset, np.int32)
+    input_ids = np.full((rows, seq), positions.pad_id, np.int32)
+    position_ids = np.full((rows, seq), positions.offset, np.int32)
     segment_ids = np.full((rows, seq), -1, np.int32)
     pool = np.zeros((rows, seq // TOKENS_PER_SLOT, seq), np.float32)
     placements = []
@@ -189,7 +206,7 @@ def lay_out(plan: Plan, sequences: Seq[Sequence], *, pad_id: int, position_offse
             sequence = sequences[item]
             end = start + sequence.length
             input_ids[row, start:end] = sequence.ids
-            position_ids[row, start:end] = np.arange(position_offset, position_offset + sequence.length)
+            position_ids[row, start:end] = positions.of(sequence.ids)
             segment_ids[row, start:end] = segment
             placements.append(Placement(item, row, slot, len(sequence.slots)))
             for weights in sequence.slots:

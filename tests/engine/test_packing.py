@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffwd_ort.engine.packing import TOKENS_PER_SLOT, Item, Packing, lay_out, plan_step
+from ffwd_ort.engine.packing import TOKENS_PER_SLOT, Item, Packing, Positions, lay_out, plan_step
 from ffwd_ort.engine.sequences import Sequence, Slot, make_sequence
 from ffwd_ort.engine.shapes import EncodeShape, power_of_two_at_least, power_of_two_at_most, seq_ladder
 
@@ -126,7 +126,7 @@ def test_the_arrays_of_a_step_follow_the_graph_contract() -> None:
     )
     packing = Packing((64,), 64, 1000.0)
     plan = plan_step([Item(4), Item(3, 2)], [], packing)
-    step = lay_out(plan, [first, second], pad_id=5, position_offset=2)
+    step = lay_out(plan, [first, second], Positions(pad_id=5, offset=2))
     assert step.input_ids[0, :8].tolist() == [101, 7, 8, 102, 101, 9, 102, 5]
     assert step.position_ids[0, :8].tolist() == [2, 3, 4, 5, 2, 3, 4, 2]
     assert step.segment_ids[0, :8].tolist() == [0, 0, 0, 0, 1, 1, 1, -1]
@@ -136,3 +136,9 @@ def test_the_arrays_of_a_step_follow_the_graph_contract() -> None:
     assert not step.pool[0, 3:].any() and not step.pool[0, 0, 4:].any()
     assert [(p.item, p.row, p.slot, p.slots) for p in step.placements] == [(0, 0, 0, 1), (1, 0, 1, 2)]
     assert all(a.dtype == np.int32 for a in (step.input_ids, step.position_ids, step.segment_ids))
+
+
+def test_a_pad_token_in_a_text_keeps_the_pads_position_where_the_family_says_so() -> None:
+    ids = np.array([0, 7, 1, 8, 2], np.int32)
+    assert Positions(pad_id=1, offset=2, skip_pad=True).of(ids).tolist() == [2, 3, 1, 4, 5]
+    assert Positions(pad_id=1, offset=2).of(ids).tolist() == [2, 3, 4, 5, 6]

@@ -1,0 +1,13 @@
+"""Qwen3 (Qwen3-Embedding): a causal decoder whose terminal token's state is the vector."""
+
+from ffwd_ort.families import ModelFamily
+
+FAMILY = ModelFamily(
+    name="qwen3",
+    model_types=("qwen3",),
+    architectures=("Qwen3Model", "Qwen3ForCausalLM"),
+    pooling="last",
+    normalize=True,
+    terminal="<|endoftext|>",
+    needs_evidence=True,
+)
