@@ -11,7 +11,14 @@ from ffwd_ort_conformance.hard_strings import HARD_STRINGS
 from ffwd_ort_conformance.levels import MAX_BACKEND, MAX_INVARIANCE, distance
 from ffwd_ort_conformance.references import encode, sentence_transformer, token_ids
 from ffwd_ort_conformance.tiny import TEXTS
-from ffwd_ort_conformance.tiny_families import TinyDecoder, TinyRoberta, write_decoder, write_roberta
+from ffwd_ort_conformance.tiny_families import (
+    TinyDecoder,
+    TinyEncoder,
+    TinyRoberta,
+    write_decoder,
+    write_encoder,
+    write_roberta,
+)
 
 SAMPLE = [*TEXTS, " ".join(TEXTS), "the <pad> tide <pad>", *HARD_STRINGS]
 LLAMA3 = {
@@ -56,6 +63,12 @@ VARIANTS: dict[str, Write] = {
         folder, TinyDecoder(model_type="llama", config={"rope_scaling": {"type": "dynamic", "factor": 2.0}})
     ),
     "yarn-scaling": lambda folder: write_decoder(folder, TinyDecoder(head_norms=True, config={"rope_scaling": YARN})),
+    "distilbert": lambda folder: write_encoder(folder, TinyEncoder()),
+    "mpnet": lambda folder: write_encoder(folder, TinyEncoder(model_type="mpnet", positions=300)),
+    "modernbert": lambda folder: write_encoder(
+        folder, TinyEncoder(model_type="modernbert", layers=7, heads=4, pooling=("cls_token",))
+    ),
+    "nomic": lambda folder: write_encoder(folder, TinyEncoder(model_type="nomic_bert", heads=4)),
     "mistral-window": lambda folder: write_decoder(
         folder, TinyDecoder(model_type="mistral", config={"sliding_window": 7})
     ),

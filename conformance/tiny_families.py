@@ -11,6 +11,7 @@ from ffwd_ort_conformance.tiny import (
     bert_tensors,
     write_json,
     write_modules,
+    write_tokenizer,
     write_weights,
 )
 from ffwd_ort_conformance.tiny_tokenizers import write_byte_bpe, write_unigram
@@ -71,7 +72,13 @@ class TinyDecoder(Tiny):
     config: dict[str, Any] = field(default_factory=dict)
 
 
-ARCHITECTURES = {"qwen3": "Qwen3Model", "qwen2": "Qwen2Model", "llama": "LlamaModel", "mistral": "MistralModel"}
+ARCHITECTURES = {
+    "qwen3": "Qwen3Model",
+    "qwen2": "Qwen2Model",
+    "llama": "LlamaModel",
+    "mistral": "MistralModel",
+    "bidirectional_pplx_qwen3": "PPLXQwen3Model",
+}
 
 
 def write_decoder(folder: Path, tiny: TinyDecoder = TinyDecoder()) -> Path:
@@ -127,3 +134,152 @@ def decoder_tensors(tiny: TinyDecoder, vocabulary: int) -> dict[str, Any]:
         draw.linear(f"{layer}.mlp.down_proj", tiny.hidden, tiny.intermediate, bias=False)
     draw.norm("model.norm", tiny.hidden, bias=False)
     return draw.tensors
+
+
+@dataclass(frozen=True)
+class TinyEncoder(Tiny):
+    """A tiny encoder of another family than BERT. `config` adds to config.json, or replaces what is there."""
+
+    model_type: str = "distilbert"
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def write_encoder(folder: Path, tiny: TinyEncoder) -> Path:
+    """Write a sentence-transformers folder around a random encoder; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    make_config, draw = ENCODERS[tiny.model_type]
+    if tiny.model_type == "mpnet":
+        vocabulary = write_byte_bpe(folder, ROBERTA_SPECIALS, around=("<s>", "</s>"))
+    else:
+        vocabulary = write_tokenizer(folder)
+    write_json(folder / "config.json", {"vocab_size": vocabulary, **make_config(tiny), **tiny.config})
+    write_modules(folder, tiny)
+    write_weights(folder, draw(tiny, vocabulary), tiny)
+    return folder
+
+
+def distilbert_config(tiny: TinyEncoder) -> dict[str, Any]:
+    """Name DistilBERT's measures."""
+    return {
+        "architectures": ["DistilBertModel"],
+        "model_type": "distilbert",
+        "activation": "gelu",
+        "dim": tiny.hidden,
+        "hidden_dim": tiny.intermediate,
+        "max_position_embeddings": tiny.positions,
+        "n_heads": tiny.heads,
+        "n_layers": tiny.layers,
+        "pad_token_id": 0,
+    }
+
+
+def distilbert_tensors(tiny: TinyEncoder, vocabulary: int) -> dict[str, Any]:
+    """Draw DistilBERT's tensors."""
+    draw = Draw(tiny.seed)
+    draw("distilbert.embeddings.word_embeddings.weight", vocabulary, tiny.hidden, scale=1.0)
+    draw("distilbert.embeddings.position_embeddings.weight", tiny.positions, tiny.hidden, scale=0.5)
+    draw.norm("distilbert.embeddings.LayerNorm", tiny.hidden)
+    for i in range(tiny.layers):
+        layer = f"distilbert.transformer.layer.{i}"
+        for part in ("q_lin", "k_lin", "v_lin", "out_lin"):
+            draw.linear(f"{layer}.attention.{part}", tiny.hidden, tiny.hidden)
+        draw.norm(f"{layer}.sa_layer_norm", tiny.hidden)
+        draw.linear(f"{layer}.ffn.lin1", tiny.intermediate, tiny.hidden)
+        draw.linear(f"{layer}.ffn.lin2", tiny.hidden, tiny.intermediate)
+        draw.norm(f"{layer}.output_layer_norm", tiny.hidden)
+    return draw.tensors
+
+
+def bert_like_config(tiny: TinyEncoder) -> dict[str, Any]:
+    """Name the measures as BERT does."""
+    return {
+        "hidden_size": tiny.hidden,
+        "intermediate_size": tiny.intermediate,
+        "max_position_embeddings": tiny.positions,
+        "num_attention_heads": tiny.heads,
+        "num_hidden_layers": tiny.layers,
+    }
+
+
+def mpnet_config(tiny: TinyEncoder) -> dict[str, Any]:
+    """Name MPNet's measures."""
+    names = {"architectures": ["MPNetModel"], "model_type": "mpnet", "hidden_act": "gelu", "layer_norm_eps": 1e-5}
+    return bert_like_config(tiny) | names | {"pad_token_id": 1, "relative_attention_num_buckets": 32}
+
+
+def mpnet_tensors(tiny: TinyEncoder, vocabulary: int) -> dict[str, Any]:
+    """Draw MPNet's tensors."""
+    draw = Draw(tiny.seed)
+    draw("embeddings.word_embeddings.weight", vocabulary, tiny.hidden, scale=1.0)
+    draw("embeddings.position_embeddings.weight", tiny.positions, tiny.hidden, scale=0.5)
+    draw.norm("embeddings.LayerNorm", tiny.hidden)
+    for i in range(tiny.layers):
+        layer = f"encoder.layer.{i}"
+        for part in ("q", "k", "v", "o"):
+            draw.linear(f"{layer}.attention.attn.{part}", tiny.hidden, tiny.hidden)
+        draw.norm(f"{layer}.attention.LayerNorm", tiny.hidden)
+        draw.linear(f"{layer}.intermediate.dense", tiny.intermediate, tiny.hidden)
+        draw.linear(f"{layer}.output.dense", tiny.hidden, tiny.intermediate)
+        draw.norm(f"{layer}.output.LayerNorm", tiny.hidden)
+    draw("encoder.relative_attention_bias.weight", 32, tiny.heads, scale=1.0)
+    return draw.tensors
+
+
+def modernbert_config(tiny: TinyEncoder) -> dict[str, Any]:
+    """Name ModernBERT's measures, as its authors' files do."""
+    names = {"architectures": ["ModernBertModel"], "model_type": "modernbert", "hidden_activation": "gelu"}
+    windows = {"global_attn_every_n_layers": 3, "local_attention": 8}
+    bases = {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
+    ids = {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
+    return bert_like_config(tiny) | names | windows | bases | ids | {"norm_eps": 1e-5, "norm_bias": False}
+
+
+def modernbert_tensors(tiny: TinyEncoder, vocabulary: int) -> dict[str, Any]:
+    """Draw ModernBERT's tensors."""
+    draw = Draw(tiny.seed)
+    draw("model.embeddings.tok_embeddings.weight", vocabulary, tiny.hidden, scale=1.0)
+    draw.norm("model.embeddings.norm", tiny.hidden, bias=False)
+    for i in range(tiny.layers):
+        layer = f"model.layers.{i}"
+        if i:
+            draw.norm(f"{layer}.attn_norm", tiny.hidden, bias=False)
+        draw.linear(f"{layer}.attn.Wqkv", 3 * tiny.hidden, tiny.hidden, bias=False)
+        draw.linear(f"{layer}.attn.Wo", tiny.hidden, tiny.hidden, bias=False)
+        draw.norm(f"{layer}.mlp_norm", tiny.hidden, bias=False)
+        draw.linear(f"{layer}.mlp.Wi", 2 * tiny.intermediate, tiny.hidden, bias=False)
+        draw.linear(f"{layer}.mlp.Wo", tiny.hidden, tiny.intermediate, bias=False)
+    draw.norm("model.final_norm", tiny.hidden, bias=False)
+    return draw.tensors
+
+
+def nomic_config(tiny: TinyEncoder) -> dict[str, Any]:
+    """Name Nomic BERT's measures, as transformers does."""
+    names = {"architectures": ["NomicBertModel"], "model_type": "nomic_bert", "hidden_act": "silu"}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}
+    return bert_like_config(tiny) | names | rope | {"type_vocab_size": 2, "layer_norm_eps": 1e-12, "pad_token_id": 0}
+
+
+def nomic_tensors(tiny: TinyEncoder, vocabulary: int) -> dict[str, Any]:
+    """Draw Nomic BERT's tensors, under its authors' names."""
+    draw = Draw(tiny.seed)
+    draw("embeddings.word_embeddings.weight", vocabulary, tiny.hidden, scale=1.0)
+    draw("embeddings.token_type_embeddings.weight", 2, tiny.hidden, scale=0.5)
+    draw.norm("emb_ln", tiny.hidden)
+    for i in range(tiny.layers):
+        layer = f"encoder.layers.{i}"
+        draw.linear(f"{layer}.attn.Wqkv", 3 * tiny.hidden, tiny.hidden, bias=False)
+        draw.linear(f"{layer}.attn.out_proj", tiny.hidden, tiny.hidden, bias=False)
+        draw.norm(f"{layer}.norm1", tiny.hidden)
+        for part in ("fc11", "fc12"):
+            draw.linear(f"{layer}.mlp.{part}", tiny.intermediate, tiny.hidden, bias=False)
+        draw.linear(f"{layer}.mlp.fc2", tiny.hidden, tiny.intermediate, bias=False)
+        draw.norm(f"{layer}.norm2", tiny.hidden)
+    return draw.tensors
+
+
+ENCODERS = {
+    "distilbert": (distilbert_config, distilbert_tensors),
+    "mpnet": (mpnet_config, mpnet_tensors),
+    "modernbert": (modernbert_config, modernbert_tensors),
+    "nomic_bert": (nomic_config, nomic_tensors),
+}

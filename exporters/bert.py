@@ -32,15 +32,7 @@ class BertTrunk(Trunk):
         for key in ("is_causal", "is_decoder", "add_cross_attention"):
             if config.get(key):
                 raise AdmissionError(f"{key} is {config[key]!r}; only an encoder that sees both ways is computed here")
-        self.sizes = Sizes(
-            layers=checkpoint.integer("num_hidden_layers"),
-            hidden=checkpoint.integer("hidden_size"),
-            heads=checkpoint.integer("num_attention_heads"),
-            intermediate=checkpoint.integer("intermediate_size"),
-            vocabulary=checkpoint.integer("vocab_size"),
-        )
-        if self.sizes.hidden % self.sizes.heads:
-            raise AdmissionError(f"hidden_size {self.sizes.hidden} is no multiple of {self.sizes.heads} heads")
+        self.sizes = bert_sizes(checkpoint)
         act = check_activation(config.get("hidden_act", "gelu"))
         epsilon = checkpoint.number("layer_norm_eps", 1e-12)
         self.embeddings = Embeddings(checkpoint, self.sizes, epsilon)
@@ -49,6 +41,20 @@ class BertTrunk(Trunk):
     def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value, segment_ids: ir.Value) -> ir.Value:
         """Three int32 [rows, seq] -> float32 [rows, seq, hidden]."""
         return self.encoder(op, self.embeddings(op, input_ids, position_ids), segment_mask(op, segment_ids))
+
+
+def bert_sizes(checkpoint: Checkpoint) -> Sizes:
+    """Read the measures as BERT's config.json names them."""
+    sizes = Sizes(
+        layers=checkpoint.integer("num_hidden_layers"),
+        hidden=checkpoint.integer("hidden_size"),
+        heads=checkpoint.integer("num_attention_heads"),
+        intermediate=checkpoint.integer("intermediate_size"),
+        vocabulary=checkpoint.integer("vocab_size"),
+    )
+    if sizes.hidden % sizes.heads:
+        raise AdmissionError(f"hidden_size {sizes.hidden} is no multiple of {sizes.heads} heads")
+    return sizes
 
 
 class Embeddings(nn.Module):

@@ -127,10 +127,10 @@ class Embedding(nn.Module):
 class LayerNorm(nn.Module):
     """Layer normalisation over the last axis."""
 
-    def __init__(self, width: int, epsilon: float) -> None:
+    def __init__(self, width: int, epsilon: float, bias: bool = True) -> None:
         super().__init__()
         self.weight = Weight([width], "weight")
-        self.bias = Weight([width], "bias")
+        self.bias = Weight([width], "bias") if bias else None
         self.epsilon = epsilon
 
     def forward(self, op: Any, x: ir.Value) -> ir.Value:

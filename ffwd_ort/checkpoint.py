@@ -66,8 +66,12 @@ class Checkpoint:
     weight_files: tuple[Path, ...]
     read_files: tuple[Path, ...]
 
-    def integer(self, key: str) -> int:
-        """Return a positive integer of config.json; raise CheckpointError if it is missing or no integer."""
+    def integer(self, *keys: str) -> int:
+        """Return a positive integer of config.json, under the first of these keys that it has.
+
+        Raises CheckpointError if it is missing or no positive integer.
+        """
+        key = next((key for key in keys if self.config.get(key) is not None), keys[0])
         value = self.config.get(key)
         if type(value) is not int or value < 1:
             raise CheckpointError(f"{self.path / 'config.json'}: {key} is {value!r}; a positive integer is needed")

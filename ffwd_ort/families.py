@@ -29,7 +29,8 @@ class ModelFamily:
     """One family's difference: what its checkpoints mean where their files are silent.
 
     `model_types` are config.json's; `pooling` and `normalize` apply where no module says otherwise.
-    `positions_key` names the config value that bounds a text. `position_offset` is the position id of a text's
+    `positions_key` names the config value that bounds a text: the first of them
+    that there is. `position_offset` is the position id of a text's
     first token; with `pad_positions` it is one past the pad token's id, and a pad token that stands in a text
     keeps the pad's position and is not counted (fairseq's rule). `terminal` is a token put after every text
     where neither tokenizer.json nor tokenizer_config.json puts one. `needs_evidence` families are admitted as
@@ -43,7 +44,7 @@ class ModelFamily:
     normalize: bool = False
     position_offset: int = 0
     pad_positions: bool = False
-    positions_key: str = "max_position_embeddings"
+    positions_key: tuple[str, ...] = ("max_position_embeddings",)
     terminal: str | None = None
     needs_evidence: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class ModelFamily:
     def capacity(self, checkpoint: Checkpoint) -> int:
         """Return the most tokens one text may have by the model's positions."""
         # Where a table of learned positions is indexed from the offset, its first rows are never used.
-        return checkpoint.integer(self.positions_key) - self.offset(checkpoint)
+        return checkpoint.integer(*self.positions_key) - self.offset(checkpoint)
 
     def offset(self, checkpoint: Checkpoint) -> int:
         """Return the position id of a text's first token."""

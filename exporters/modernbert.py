@@ -1,0 +1,139 @@
+"""ModernBERT's graph. Attribute names are the checkpoint's."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript import nn
+
+from ffwd_ort.bundle import Sizes
+from ffwd_ort.checkpoint import Checkpoint
+from ffwd_ort_exporters.bert import bert_sizes
+from ffwd_ort_exporters.blocks import (
+    Embedding,
+    LayerNorm,
+    Linear,
+    activation,
+    attention,
+    check_activation,
+    segment_mask,
+)
+from ffwd_ort_exporters.native import Trunk, native_exporter
+from ffwd_ort_exporters.rotary import Rotary, Rotation, scaling_of
+
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+# Where config.json has no rope_parameters: the older key of each kind's base, and its default.
+BASES = {GLOBAL: ("global_rope_theta", 160_000.0), LOCAL: ("local_rope_theta", 10_000.0)}
+
+
+class ModernBertTrunk(Trunk):
+    """Embeddings, a stack of pre-norm blocks, the last norm."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__()
+        config = checkpoint.config
+        self.sizes = bert_sizes(checkpoint)
+        norm = _norm_style(checkpoint)
+        width, positions = self.sizes.hidden // self.sizes.heads, checkpoint.integer("max_position_embeddings")
+        self.kinds = _kinds(config, self.sizes.layers)
+        self.window = checkpoint.integer("local_attention") // 2  # tokens to either side
+        self.embeddings = Embeddings(self.sizes, norm)
+        self.layers = nn.ModuleList([Layer(config, self.sizes, norm, first=i == 0) for i in range(self.sizes.layers)])
+        self.final_norm = LayerNorm(self.sizes.hidden, **norm)
+        self.global_rotary = Rotary(*_scaling(config, GLOBAL), width, positions)
+        self.local_rotary = Rotary(*_scaling(config, LOCAL), width, positions)
+
+    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value, segment_ids: ir.Value) -> ir.Value:
+        """Three int32 [rows, seq] -> float32 [rows, seq, hidden]."""
+        seen = {
+            GLOBAL: (segment_mask(op, segment_ids), self.global_rotary(op, position_ids)),
+            LOCAL: (
+                segment_mask(op, segment_ids, position_ids, window=self.window),
+                self.local_rotary(op, position_ids),
+            ),
+        }
+        x = self.embeddings(op, input_ids)
+        for layer, kind in zip(self.layers, self.kinds, strict=True):
+            x = layer(op, x, *seen[kind])
+        return self.final_norm(op, x)
+
+
+def _norm_style(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {"epsilon": checkpoint.number("norm_eps", 1e-5), "bias": bool(checkpoint.config.get("norm_bias", False))}
+
+
+def _kinds(config: Mapping[str, Any], layers: int) -> list[str]:
+    every = int(config.get("global_attn_every_n_layers", 3))
+    return list(config.get("layer_types") or [LOCAL if i % every else GLOBAL for i in range(layers)])
+
+
+def _scaling(config: Mapping[str, Any], kind: str) -> tuple[float, Mapping[str, Any]]:
+    key, default = BASES[kind]
+    given = dict((config.get("rope_parameters") or {}).get(kind) or config.get("rope_scaling") or {})
+    given.setdefault("rope_theta", config.get(key, default))
+    return scaling_of({"rope_parameters": given})
+
+
+class Embeddings(nn.Module):
+    """Tokens, normalised."""
+
+    def __init__(self, sizes: Sizes, norm: dict[str, Any]) -> None:
+        super().__init__()
+        self.tok_embeddings = Embedding(sizes.vocabulary, sizes.hidden)
+        self.norm = LayerNorm(sizes.hidden, **norm)
+
+    def forward(self, op: Any, input_ids: ir.Value) -> ir.Value:
+        """Int32 [rows, seq] -> [rows, seq, hidden]."""
+        return self.norm(op, self.tok_embeddings(op, input_ids))
+
+
+class Layer(nn.Module):
+    """Norm and attention, norm and MLP; the first layer's input is normalised already."""
+
+    def __init__(self, config: Mapping[str, Any], sizes: Sizes, norm: dict[str, Any], first: bool) -> None:
+        super().__init__()
+        self.attn_norm = None if first else LayerNorm(sizes.hidden, **norm)
+        self.attn = SelfAttention(sizes, bool(config.get("attention_bias", False)))
+        self.mlp_norm = LayerNorm(sizes.hidden, **norm)
+        act = check_activation(config.get("hidden_activation", "gelu"))
+        self.mlp = GatedMLP(sizes, act, bool(config.get("mlp_bias", False)))
+
+    def forward(self, op: Any, x: ir.Value, mask: ir.Value, rotation: Rotation) -> ir.Value:
+        """[rows, seq, hidden] -> the same."""
+        normed = x if self.attn_norm is None else self.attn_norm(op, x)
+        x = op.Add(x, self.attn(op, normed, mask, rotation))
+        return op.Add(x, self.mlp(op, self.mlp_norm(op, x)))
+
+
+class SelfAttention(nn.Module):
+    """Self-attention with rotary positions; the checkpoint fuses its projections itself."""
+
+    def __init__(self, sizes: Sizes, bias: bool) -> None:
+        super().__init__()
+        self.Wqkv = Linear(sizes.hidden, 3 * sizes.hidden, bias=bias)
+        self.Wo = Linear(sizes.hidden, sizes.hidden, bias=bias)
+        self.heads = sizes.heads
+
+    def forward(self, op: Any, x: ir.Value, mask: ir.Value, rotation: Rotation) -> ir.Value:
+        """[rows, seq, hidden] -> the same."""
+        q, k, v = op.Split(self.Wqkv(op, x), axis=2, num_outputs=3, _outputs=3)
+        q, k = rotation(op, q, self.heads), rotation(op, k, self.heads)
+        return self.Wo(op, attention(op, q, k, v, mask, self.heads, self.heads))
+
+
+class GatedMLP(nn.Module):
+    """Wo(act(input) * gate), input and gate in one matrix."""
+
+    def __init__(self, sizes: Sizes, act: str, bias: bool) -> None:
+        super().__init__()
+        self.Wi = Linear(sizes.hidden, 2 * sizes.intermediate, bias=bias)
+        self.Wo = Linear(sizes.intermediate, sizes.hidden, bias=bias)
+        self.act = act
+
+    def forward(self, op: Any, x: ir.Value) -> ir.Value:
+        """[rows, seq, hidden] -> the same."""
+        inner, gate = op.Split(self.Wi(op, x), axis=2, num_outputs=2, _outputs=2)
+        return self.Wo(op, op.Mul(activation(op, self.act, inner), gate))
+
+
+EXPORTER = native_exporter("modernbert", ModernBertTrunk)
