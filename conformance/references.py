@@ -1,5 +1,6 @@
 """The reference libraries, in float32 and cut where we cut."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,26 @@ def token_ids(folder: Path, texts: Sequence[str]) -> list[list[int]]:
     return [tokenizer(text, truncation=False, padding=False)["input_ids"] for text in texts]
 
 
-def hidden_states(folder: Path, ids: Sequence[int]) -> np.ndarray:
-    """Run the trunk alone in transformers: [tokens, hidden] float32."""
-    import torch
-    from transformers import AutoModel
+def hidden_states(folder: Path, texts: Sequence[Sequence[int]], *, both_ways_as: str | None = None) -> list[np.ndarray]:
+    """Run the trunk alone in transformers, text by text: [tokens, hidden] float32 each.
 
-    model = AutoModel.from_pretrained(str(folder), dtype=torch.float32, trust_remote_code=False).eval()
-    with torch.inference_mode():
-        output = model(input_ids=torch.tensor([list(ids)]))
-    return np.asarray(output.last_hidden_state[0].numpy(), np.float32)
+    `both_ways_as` names the causal model type that stands in for authors' code which is not in transformers:
+    it is given a mask in which every token sees every other.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    options = {}
+    if both_ways_as is not None:
+        given = json.loads((folder / "config.json").read_text()) | {"model_type": both_ways_as}
+        given.pop("is_causal", None)
+        options["config"] = AutoConfig.for_model(**given)
+    model = AutoModel.from_pretrained(str(folder), dtype=torch.float32, trust_remote_code=False, **options).eval()
+    states = []
+    for ids in texts:
+        tokens = torch.tensor([list(ids)])
+        mask = torch.zeros(1, 1, len(ids), len(ids)) if both_ways_as else torch.ones_like(tokens)
+        with torch.inference_mode():
+            output = model(input_ids=tokens, attention_mask=mask)
+        states.append(np.asarray(output.last_hidden_state[0].numpy(), np.float32))
+    return states

@@ -9,7 +9,7 @@ import pytest
 from ffwd_ort import SentenceEncoder
 from ffwd_ort_conformance.hard_strings import HARD_STRINGS
 from ffwd_ort_conformance.levels import MAX_BACKEND, MAX_INVARIANCE, distance
-from ffwd_ort_conformance.references import encode, sentence_transformer, token_ids
+from ffwd_ort_conformance.references import encode, hidden_states, sentence_transformer, token_ids
 from ffwd_ort_conformance.tiny import TEXTS
 from ffwd_ort_conformance.tiny_families import (
     TinyDecoder,
@@ -20,7 +20,7 @@ from ffwd_ort_conformance.tiny_families import (
     write_roberta,
 )
 
-SAMPLE = [*TEXTS, " ".join(TEXTS), "the <pad> tide <pad>", *HARD_STRINGS]
+SAMPLE = [*TEXTS, " ".join(TEXTS), " ".join(TEXTS * 2), "the <pad> tide <pad>", *HARD_STRINGS]
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -98,3 +98,39 @@ def test_ids_and_vectors_equal_the_references(name: str, tmp_path: Path, cache_d
     with SentenceEncoder(folder, provider="numpy", cache_dir=cache_dir, step_tokens=256) as slow:
         few = slow.encode(texts[:8], normalize=False)
     assert np.abs((few - batched[:8]) / norms[:8]).max() <= MAX_BACKEND
+
+
+# Authors' code that is not in transformers: the nearest causal model with a mask both ways. Not the authors' code.
+BOTH_WAYS = {
+    "pplx": (
+        "qwen3",
+        TinyDecoder(model_type="bidirectional_pplx_qwen3", head_norms=True, pooling=("mean_tokens",), normalize=False),
+    ),
+    "gte-qwen2": (
+        "qwen2",
+        TinyDecoder(
+            model_type="qwen2",
+            qkv_bias=True,
+            head_width=12,
+            append_eos=True,
+            pooling=("lasttoken",),
+            config={"is_causal": False},
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_decoders_seen_both_ways_equal_transformers_under_a_full_mask(
+    name: str, tmp_path: Path, cache_dir: Path
+) -> None:
+    stand_in, tiny = BOTH_WAYS[name]
+    folder = write_decoder(tmp_path / "tiny", tiny)
+    with SentenceEncoder(folder, provider="cpu", cache_dir=cache_dir, step_tokens=256) as encoder:
+        encoded = encoder.model.tokenizer.encode(SAMPLE)
+        texts = [text for text, one in zip(SAMPLE, encoded, strict=True) if one.counted <= encoder.model.cap.tokens]
+        ids = [one.ids.tolist() for one in encoded if one.counted <= encoder.model.cap.tokens]
+        states = hidden_states(folder, ids, both_ways_as=stand_in)
+        expected = np.stack([s.mean(0) if tiny.pooling == ("mean_tokens",) else s[-1] for s in states])
+        found = distance(encoder.encode(texts, normalize=False), expected)
+    assert found.conforms, str(found)

@@ -83,7 +83,6 @@ def test_token_ids_equal_the_references(tmp_path: Path, cache_dir: Path) -> None
 def test_the_trunk_equals_transformers(tmp_path: Path, cache_dir: Path) -> None:
     folder = write_bert(tmp_path / "tiny", TinyBert(pooling=("lasttoken",), normalize=False))
     with SentenceEncoder(folder, provider="cpu", cache_dir=cache_dir) as encoder:
-        for text in TEXTS:
-            (encoded,) = encoder.model.tokenizer.encode([text])
-            states = hidden_states(folder, encoded.ids.tolist())
+        encoded = [text.ids.tolist() for text in encoder.model.tokenizer.encode(TEXTS)]
+        for text, states in zip(TEXTS, hidden_states(folder, encoded), strict=True):
             assert np.abs(encoder.encode(text, normalize=False) - states[-1]).max() <= 2e-5
