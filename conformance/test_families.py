@@ -10,13 +10,15 @@ from ffwd_ort import SentenceEncoder
 from ffwd_ort_conformance.hard_strings import HARD_STRINGS
 from ffwd_ort_conformance.levels import MAX_BACKEND, MAX_INVARIANCE, distance
 from ffwd_ort_conformance.references import encode, hidden_states, sentence_transformer, token_ids
-from ffwd_ort_conformance.tiny import TEXTS
+from ffwd_ort_conformance.tiny import TEXTS, TinyBert, write_bert
 from ffwd_ort_conformance.tiny_families import (
     TinyDecoder,
     TinyEncoder,
+    TinyGemma3,
     TinyRoberta,
     write_decoder,
     write_encoder,
+    write_gemma3,
     write_roberta,
 )
 
@@ -63,6 +65,11 @@ VARIANTS: dict[str, Write] = {
         folder, TinyDecoder(model_type="llama", config={"rope_scaling": {"type": "dynamic", "factor": 2.0}})
     ),
     "yarn-scaling": lambda folder: write_decoder(folder, TinyDecoder(head_norms=True, config={"rope_scaling": YARN})),
+    "gemma3": lambda folder: write_gemma3(folder),
+    "gemma3-causal": lambda folder: write_gemma3(folder, TinyGemma3(both_ways=False, dense=(), seed=5)),
+    "bert-dense": lambda folder: write_bert(
+        folder, TinyBert(dense=((24, "torch.nn.modules.activation.Tanh"), (40, "torch.nn.modules.linear.Identity")))
+    ),
     "distilbert": lambda folder: write_encoder(folder, TinyEncoder()),
     "mpnet": lambda folder: write_encoder(folder, TinyEncoder(model_type="mpnet", positions=300)),
     "modernbert": lambda folder: write_encoder(

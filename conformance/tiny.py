@@ -86,6 +86,7 @@ class Tiny:
     new_pooling_keys: bool = False
     normalize: bool = True
     include_prompt: bool = True
+    dense: tuple[tuple[int, str], ...] = ()  # (outputs, activation) of each Dense module
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
 
@@ -156,8 +157,8 @@ def write_tokenizer(folder: Path) -> int:
 
 def write_modules(folder: Path, tiny: Tiny) -> None:
     """Write modules.json and what it names."""
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if tiny.normalize else [])]
-    paths = ["", "1_Pooling", "2_Normalize"]
+    kinds = ["Transformer", "Pooling", *("Dense" for _ in tiny.dense), *(["Normalize"] if tiny.normalize else [])]
+    paths = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
     modules = [
         {"idx": i, "name": str(i), "path": paths[i], "type": f"sentence_transformers.models.{kind}"}
         for i, kind in enumerate(kinds)
@@ -173,9 +174,23 @@ def write_modules(folder: Path, tiny: Tiny) -> None:
     else:
         config |= {f"pooling_mode_{mode}": mode in tiny.pooling for mode in POOLING_KEYS}
     write_json(folder / "1_Pooling" / "config.json", config)
+    write_dense(folder, tiny)
     if tiny.prompts:
         prompts = {"prompts": dict(tiny.prompts), "default_prompt_name": tiny.default_prompt}
         write_json(folder / "config_sentence_transformers.json", prompts)
+
+
+def write_dense(folder: Path, tiny: Tiny) -> None:
+    """Write the Dense modules: every other one with a bias."""
+    inputs = tiny.hidden
+    for i, (outputs, activation) in enumerate(tiny.dense):
+        draw = Draw(tiny.seed + 100 + i)
+        draw.linear("linear", outputs, inputs, bias=i % 2 == 0)
+        where = folder / f"{i + 2}_Dense"
+        config = {"in_features": inputs, "out_features": outputs, "bias": i % 2 == 0, "activation_function": activation}
+        write_json(where / "config.json", config)
+        save_file(draw.tensors, where / "model.safetensors", metadata={"format": "pt"})
+        inputs = outputs
 
 
 class Draw:

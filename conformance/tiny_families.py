@@ -283,3 +283,71 @@ ENCODERS = {
     "modernbert": (modernbert_config, modernbert_tensors),
     "nomic_bert": (nomic_config, nomic_tensors),
 }
+
+
+@dataclass(frozen=True)
+class TinyGemma3(TinyDecoder):
+    """A tiny EmbeddingGemma: seen both ways through windows, two Dense modules."""
+
+    model_type: str = "gemma3_text"
+    layers: int = 7
+    pooling: tuple[str, ...] = ("mean_tokens",)
+    dense: tuple[tuple[int, str], ...] = (
+        (60, "torch.nn.modules.linear.Identity"),
+        (36, "torch.nn.modules.activation.Tanh"),
+    )
+    both_ways: bool = True
+
+
+def write_gemma3(folder: Path, tiny: TinyGemma3 = TinyGemma3()) -> Path:
+    """Write a sentence-transformers folder around a random Gemma3; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = write_byte_bpe(folder, ROBERTA_SPECIALS, around=("<s>", "</s>"))
+    config = {
+        "architectures": ["Gemma3TextModel"],
+        "model_type": "gemma3_text",
+        "attention_bias": False,
+        "head_dim": tiny.head_width,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": tiny.hidden,
+        "intermediate_size": tiny.intermediate,
+        "max_position_embeddings": tiny.positions,
+        "num_attention_heads": tiny.heads,
+        "num_hidden_layers": tiny.layers,
+        "num_key_value_heads": tiny.kv_heads,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "query_pre_attn_scalar": 30,
+        "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000.0,
+        "rope_theta": 1000000.0,
+        "sliding_window": 12,
+        "sliding_window_pattern": 3,
+        "use_bidirectional_attention": tiny.both_ways,
+        "vocab_size": vocabulary,
+    }
+    write_json(folder / "config.json", config)
+    write_modules(folder, tiny)
+    write_weights(folder, gemma3_tensors(tiny, vocabulary), tiny)
+    return folder
+
+
+def gemma3_tensors(tiny: TinyGemma3, vocabulary: int) -> dict[str, Any]:
+    """Draw every tensor of the trunk; norms' weights lie around 0, as they are stored less one."""
+    draw = Draw(tiny.seed)
+    draw("embed_tokens.weight", vocabulary, tiny.hidden, scale=0.3)
+    for i in range(tiny.layers):
+        layer = f"layers.{i}"
+        for part in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            draw(f"{layer}.{part}_layernorm.weight", tiny.hidden, scale=0.2)
+        for part, heads in (("q", tiny.heads), ("k", tiny.kv_heads), ("v", tiny.kv_heads)):
+            draw.linear(f"{layer}.self_attn.{part}_proj", heads * tiny.head_width, tiny.hidden, bias=False)
+            if part != "v":
+                draw(f"{layer}.self_attn.{part}_norm.weight", tiny.head_width, scale=0.2)
+        draw.linear(f"{layer}.self_attn.o_proj", tiny.hidden, tiny.heads * tiny.head_width, bias=False)
+        for part in ("gate", "up"):
+            draw.linear(f"{layer}.mlp.{part}_proj", tiny.intermediate, tiny.hidden, bias=False)
+        draw.linear(f"{layer}.mlp.down_proj", tiny.hidden, tiny.intermediate, bias=False)
+    draw("norm.weight", tiny.hidden, scale=0.2)
+    return draw.tensors

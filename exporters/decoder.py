@@ -44,7 +44,7 @@ class Shape:
     windows: tuple[int | None, ...]
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint) -> "Shape":
+    def read(cls, checkpoint: Checkpoint, act_key: str = "hidden_act", act: str = "silu") -> "Shape":
         """Read config.json; raise AdmissionError for what cannot be computed."""
         config = checkpoint.config
         sizes = Sizes(
@@ -62,7 +62,7 @@ class Shape:
             kv_heads=kv_heads,
             head_width=checkpoint.integer("head_dim") if config.get("head_dim") else sizes.hidden // sizes.heads,
             epsilon=checkpoint.number("rms_norm_eps", 1e-6),
-            act=check_activation(config.get("hidden_act", "silu")),
+            act=check_activation(config.get(act_key, act)),
             windows=_windows(config, sizes.layers),
         )
 
@@ -143,15 +143,11 @@ class SelfAttention(nn.Module):
     def forward(self, op: Any, x: ir.Value, mask: ir.Value, rotation: Rotation) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
         q, k, v = op.Split(self.qkv(op, x), self.each, axis=2, _outputs=3)
-        q = rotation(op, self._normed(op, q, self.q_norm, self.heads), self.heads)
-        k = rotation(op, self._normed(op, k, self.k_norm, self.kv_heads), self.kv_heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = self.q_norm.by_head(op, q, self.heads, self.width)
+            k = self.k_norm.by_head(op, k, self.kv_heads, self.width)
+        q, k = rotation(op, q, self.heads), rotation(op, k, self.kv_heads)
         return self.o_proj(op, attention(op, q, k, v, mask, self.heads, self.kv_heads))
-
-    def _normed(self, op: Any, x: ir.Value, norm: RMSNorm | None, heads: int) -> ir.Value:
-        if norm is None:
-            return x
-        apart = op.Reshape(x, [0, 0, heads, self.width])
-        return op.Reshape(norm(op, apart), [0, 0, heads * self.width])
 
 
 class GatedMLP(nn.Module):

@@ -13,7 +13,7 @@ from ffwd_ort.checkpoint import Checkpoint
 from ffwd_ort.engine.sessions import import_onnxruntime
 from ffwd_ort.errors import CheckpointError, RefusedError
 from ffwd_ort.export import Exporter, GraphFacts, Progress
-from ffwd_ort_exporters.blocks import Weight, pool
+from ffwd_ort_exporters.blocks import DenseHead, Weight, pool
 from ffwd_ort_exporters.weights import open_weights
 
 OPSET = 23
@@ -37,9 +37,11 @@ def native_exporter(family: str, trunk: Callable[[Checkpoint], Trunk]) -> Export
     def write(checkpoint: Checkpoint, folder: Path, progress: Progress) -> GraphFacts:
         import_onnxruntime()  # here, so that what is missing is said before the weights are written
         module = trunk(checkpoint)
-        model = _build(module, family)
-        with open_weights(checkpoint.weight_files) as weights:
-            for parameter in _parameters(module, model):
+        head = DenseHead(checkpoint.dense_modules)
+        model = _build(module, head, family)
+        files = {f"dense.{i}.": dense.weights for i, dense in enumerate(checkpoint.dense_modules)}
+        with open_weights(checkpoint.weight_files, files) as weights:
+            for parameter in _parameters(module, head, model):
                 if isinstance(parameter, Weight):  # the others are computed, and have their values
                     parameter.bind(weights)
             _save(model, folder, progress)
@@ -49,23 +51,23 @@ def native_exporter(family: str, trunk: Callable[[Checkpoint], Trunk]) -> Export
     return Exporter(family, write)
 
 
-def _build(module: Trunk, family: str) -> ir.Model:
+def _build(module: Trunk, head: DenseHead, family: str) -> ir.Model:
     graph = ir.Graph([], [], nodes=[], name=family, opset_imports={"": OPSET})
     builder = onnxscript.GraphBuilder(graph)
     tokens = [builder.input(name, ir.DataType.INT32, ["rows", "seq"]) for name in TOKEN_INPUTS]
     pool_weights = builder.input("pool", ir.DataType.FLOAT, ["rows", "slots", "seq"])
-    pooled = pool(builder.op, pool_weights, module(builder.op, *tokens))
+    pooled = head(builder.op, pool(builder.op, pool_weights, module(builder.op, *tokens)))
     pooled.type = ir.TensorType(ir.DataType.FLOAT)
-    pooled.shape = ir.Shape(["rows", "slots", module.sizes.hidden])
+    pooled.shape = ir.Shape(["rows", "slots", head.width or module.sizes.hidden])
     builder.add_output(pooled, "pooled")
     for node in graph:
         node.metadata_props.clear()  # where the builder was called from: two fifths of the file
     return ir.Model(graph, ir_version=IR_VERSION, producer_name="ffwd_ort")
 
 
-def _parameters(module: Trunk, model: ir.Model) -> list[nn.Parameter]:
-    """Return the module's parameters, each checked to stand in the graph under its checkpoint name."""
-    named = dict(module.named_parameters())
+def _parameters(module: Trunk, head: DenseHead, model: ir.Model) -> list[nn.Parameter]:
+    """Return every parameter, each checked to stand in the graph under its checkpoint name."""
+    named = {**dict(module.named_parameters()), **dict(head.named_parameters("dense"))}
     for name, parameter in named.items():
         if parameter.name != name or model.graph.initializers.get(name) is not parameter:
             raise RefusedError(f"exporter defect: the parameter {name} stands in the graph as {parameter.name}")

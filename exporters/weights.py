@@ -1,8 +1,9 @@
 """Read safetensors weights by clean names: one file or many shards, F32, F16 or BF16, handed out as float32."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,17 +51,20 @@ class Weights:
 
 
 @contextmanager
-def open_weights(paths: Sequence[Path]) -> Iterator[Weights]:
-    """Open the shards, mapped and not read; raise CheckpointError naming the file that is damaged."""
+def open_weights(paths: Sequence[Path], modules: Mapping[str, Path] = MappingProxyType({})) -> Iterator[Weights]:
+    """Open the trunk's shards, and `modules`' files by the prefix of their names: mapped, not read.
+
+    Raises CheckpointError naming the file that is damaged.
+    """
     tensors: dict[str, tuple[Any, str, Path]] = {}
     with ExitStack() as stack:
-        for path in paths:
+        for prefix, path in [*(("", path) for path in paths), *modules.items()]:
             try:
                 file = stack.enter_context(safe_open(path, framework="numpy"))
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{path} is not a sound safetensors file: {error}") from None
             for raw in file.keys():  # noqa: SIM118 - a safetensors handle is no mapping
-                name = clean_name(raw)
+                name = prefix + clean_name(raw)
                 if name in tensors:
                     raise CheckpointError(f"{path}: {raw} is there twice, also in {tensors[name][2].name}")
                 tensors[name] = (file, raw, path)

@@ -58,10 +58,10 @@ class Sizes(_Record, frozen=True):
 class Manifest(_Record, frozen=True):
     """Pins a bundle: what the engine must know of a model, and nothing it could find out wrongly.
 
-    `dim` is the full width of a vector, concatenated poolings included. `positions` is the most tokens a
-    text may have, `position_offset` the position id of its first; with `pad_positions` a pad token that stands
-    in a text has position `pad_id` and is not counted. `seqs` is the ladder of row lengths that
-    the graph was exported for. `matryoshka_dims` is None unless the checkpoint declares them.
+    `dim` is the full width of a vector, after concatenated poolings or `dense` Dense modules. `positions` is
+    the most tokens a text may have, `position_offset` the position id of its first; with `pad_positions` a pad
+    token that stands in a text has position `pad_id` and is not counted. `seqs` is the ladder of row lengths
+    that the graph was exported for. `matryoshka_dims` is None unless the checkpoint declares them.
     """
 
     format: int
@@ -70,6 +70,7 @@ class Manifest(_Record, frozen=True):
     head: str
     source: Source
     dim: int
+    dense: int
     pooling: tuple[str, ...]
     include_prompt: bool
     normalize: bool
@@ -91,6 +92,11 @@ class Manifest(_Record, frozen=True):
     exporter: str
     exporter_version: str
     files: dict[str, FileEntry]
+
+    @property
+    def fixed_pooling(self) -> bool:
+        """Whether another pooling than the checkpoint's own would be meaningless."""
+        return len(self.pooling) > 1 or self.dense > 0
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,18 @@ class PoolingConfig:
 
 
 @dataclass(frozen=True)
+class DenseModule:
+    """One Dense module after pooling: its measures, the class name of its activation, its weights."""
+
+    folder: str
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+    weights: Path
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """What one directory says. `normalize` and `pooling` are None where the files are silent."""
 
@@ -54,7 +66,7 @@ class Checkpoint:
     is_causal: bool | None
     pooling: PoolingConfig | None
     normalize: bool | None
-    dense_modules: tuple[str, ...]
+    dense_modules: tuple[DenseModule, ...]
     prompts: Mapping[str, str]
     default_prompt_name: str | None
     trained_length: int | None
@@ -151,7 +163,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         is_causal=config["is_causal"] if isinstance(config.get("is_causal"), bool) else None,
         pooling=_pooling(files, modules),
         normalize=_normalize(files, modules),
-        dense_modules=tuple(m["path"] for m in modules or () if m["kind"] == "Dense"),
+        dense_modules=_dense(files, modules),
         prompts=MappingProxyType(prompts),
         default_prompt_name=default_prompt,
         trained_length=_trained_length(sentence_config, tokenizer_config),
@@ -247,6 +259,31 @@ def _pooling(files: _Files, modules: list[dict[str, str]] | None) -> PoolingConf
     if not isinstance(include, bool):
         raise CheckpointError(f"{files.root / name}: include_prompt is {include!r}; true or false is needed")
     return PoolingConfig(tuple(POOLING_NAMES[m] for m in modes), include)
+
+
+def _dense(files: _Files, modules: list[dict[str, str]] | None) -> tuple[DenseModule, ...]:
+    """Read the Dense modules in their order; they must stand between Pooling and Normalize."""
+    kinds = [m["kind"] for m in modules or ()]
+    where = files.root / "modules.json"
+    if kinds and kinds != sorted(kinds, key=KNOWN_MODULES.index):
+        raise AdmissionError(f"{where} has the order {', '.join(kinds)}; understood is {', '.join(KNOWN_MODULES)}")
+    found = []
+    for folder in [m["path"] for m in modules or () if m["kind"] == "Dense"]:
+        config = files.object(f"{folder}/config.json")
+        given = config.get("module_input_name", "sentence_embedding")
+        if given != "sentence_embedding" or config.get("use_residual"):
+            raise AdmissionError(
+                f"{files.root / folder}: a Dense module of {given!r}, or with a residual, is not understood"
+            )
+        inputs, outputs = config.get("in_features"), config.get("out_features")
+        if type(inputs) is not int or type(outputs) is not int or min(inputs, outputs) < 1:
+            raise CheckpointError(f"{files.root / folder}/config.json: in_features and out_features must be positive")
+        weights = files.root / folder / "model.safetensors"
+        if not weights.is_file():
+            raise CheckpointError(f"{weights} is missing, though modules.json names its module")
+        activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+        found.append(DenseModule(folder, inputs, outputs, bool(config.get("bias", True)), activation, weights))
+    return tuple(found)
 
 
 def _prompts(files: _Files) -> tuple[dict[str, str], str | None]:

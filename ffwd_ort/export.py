@@ -68,10 +68,10 @@ def plan_export(checkpoint: Checkpoint) -> Export:
             f"{checkpoint.path.name}: {', '.join(refused)} pooling is not available yet; "
             f"there are {', '.join(POOLINGS)}"
         )
-    if checkpoint.dense_modules:
+    if checkpoint.dense_modules and len(pooling.modes) > 1:
         raise AdmissionError(
-            f"{checkpoint.path.name}: Dense modules ({', '.join(checkpoint.dense_modules)}) are not available yet; "
-            "leaving them out would give wrong vectors"
+            f"{checkpoint.path.name}: Dense modules after {' and '.join(pooling.modes)} pooling together are not "
+            "available; leaving them out would give wrong vectors"
         )
     version = plugin_fingerprint(EXPORTERS_GROUP, family.name)
     normalize = family.normalize if checkpoint.normalize is None else checkpoint.normalize
@@ -104,7 +104,7 @@ def export_bundle(
                 f"{checkpoint.tokenizer_file}: token id {vocabulary - 1} has no row in the embedding of "
                 f"{facts.sizes.vocabulary} rows"
             )
-        positions = family.capacity(checkpoint)
+        positions, dense = family.capacity(checkpoint), checkpoint.dense_modules
         return Manifest(
             format=FORMAT,
             family=family.name,
@@ -116,7 +116,8 @@ def export_bundle(
                 weights_sha256=weights_digest(checkpoint, hashes),
                 tokenizer_sha256=hashes[checkpoint.tokenizer_file.name],
             ),
-            dim=facts.sizes.hidden * len(export.pooling.modes),
+            dim=dense[-1].out_features if dense else facts.sizes.hidden * len(export.pooling.modes),
+            dense=len(dense),
             pooling=export.pooling.modes,
             include_prompt=export.pooling.include_prompt,
             normalize=export.normalize,
@@ -154,7 +155,7 @@ def weights_digest(checkpoint: Checkpoint, hashes: dict[str, str]) -> str:
 
 def hash_files(checkpoint: Checkpoint, sha: Callable[[Path], str] = sha256) -> dict[str, str]:
     """Return the SHA-256 of every file that the bundle depends on, by its path within the checkpoint."""
-    files = {*checkpoint.weight_files, *checkpoint.read_files}
+    files = {*checkpoint.weight_files, *checkpoint.read_files, *(dense.weights for dense in checkpoint.dense_modules)}
     hashes = {str(path.relative_to(checkpoint.path)): sha(path) for path in sorted(files)}
     hashes |= {path.name: sha(path) for path in (*checkpoint.weight_files, checkpoint.tokenizer_file)}
     return hashes

@@ -279,6 +279,7 @@ WRONG_TYPES: dict[str, Any] = {
     "head": ["pooled"],
     "source": "tiny",
     "dim": "384",
+    "dense": None,
     "pooling": "mean",
     "include_prompt": 1,
     "normalize": "yes",

@@ -160,10 +160,47 @@ def test_module_types_are_known_by_class_name_under_older_and_newer_paths(folder
         (f"{prefix}.Dense", "2_Dense"),
         (f"{prefix}.Normalize", "3_Normalize"),
     )
+    write_dense(folder, bias=False)
     checkpoint = read_checkpoint(folder)
     assert checkpoint.pooling == PoolingConfig(("mean",))
     assert checkpoint.normalize is True
-    assert checkpoint.dense_modules == ("2_Dense",)
+    (dense,) = checkpoint.dense_modules
+    assert (dense.folder, dense.in_features, dense.out_features, dense.bias) == ("2_Dense", 16, 8, False)
+    assert dense.activation == "Tanh"
+
+
+def write_dense(folder: Path, **changes: object) -> None:
+    config = {"in_features": 16, "out_features": 8, "activation_function": "torch.nn.modules.activation.Tanh"}
+    write_json(folder / "2_Dense" / "config.json", config | changes)
+    (folder / "2_Dense" / "model.safetensors").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"in_features": "16"}, CheckpointError, "in_features and out_features must be positive"),
+        ({"out_features": 0}, CheckpointError, "in_features and out_features must be positive"),
+        ({"module_input_name": "token_embeddings"}, AdmissionError, "'token_embeddings'"),
+        ({"use_residual": True}, AdmissionError, "residual"),
+    ],
+)
+def test_a_dense_module_that_is_not_understood_is_refused(
+    folder: Path, changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    write_modules(folder, ("m.Transformer", ""), ("m.Pooling", "1_Pooling"), ("m.Dense", "2_Dense"))
+    write_dense(folder, **changes)
+    with pytest.raises(error, match=message):
+        read_checkpoint(folder)
+
+
+def test_a_dense_module_without_weights_or_out_of_its_place_is_refused(folder: Path) -> None:
+    write_modules(folder, ("m.Transformer", ""), ("m.Pooling", "1_Pooling"), ("m.Dense", "2_Dense"))
+    write_json(folder / "2_Dense" / "config.json", {"in_features": 16, "out_features": 8})
+    with pytest.raises(CheckpointError, match=r"2_Dense/model\.safetensors is missing"):
+        read_checkpoint(folder)
+    write_modules(folder, ("m.Transformer", ""), ("m.Dense", "2_Dense"), ("m.Pooling", "1_Pooling"))
+    with pytest.raises(AdmissionError, match="order Transformer, Dense, Pooling"):
+        read_checkpoint(folder)
 
 
 def test_without_a_normalize_module_vectors_are_not_normalised_and_without_modules_nothing_is_said(

@@ -66,7 +66,7 @@ class ServedModel:
     @property
     def dim(self) -> int:
         """Full width of a vector."""
-        return self.manifest.sizes.hidden * len(self.pooling)
+        return self.manifest.dim
 
     @property
     def vocabulary(self) -> int:
@@ -136,10 +136,10 @@ def settle(spec: ModelSpec, bundle: Bundle, limits: Limits) -> ServedModel:
 
 def check_settings(spec: ModelSpec, manifest: Manifest) -> None:
     """Raise RefusedError for a setting that the manifest alone shows to be impossible; nothing is loaded for it."""
-    if spec.pooling and (len(manifest.pooling) > 1 or manifest.head != "pooled"):
+    if spec.pooling and manifest.fixed_pooling:
         raise RefusedError(
-            f"--model {spec.label}: pooling={spec.pooling} is not possible, the checkpoint concatenates "
-            f"{' and '.join(manifest.pooling)}"
+            f"--model {spec.label}: pooling={spec.pooling} is not possible, the checkpoint fixes it to "
+            f"{' and '.join(manifest.pooling)}{' before Dense modules' if manifest.dense else ''}"
         )
     if spec.min_dim is not None and spec.min_dim > manifest.dim:
         raise RefusedError(

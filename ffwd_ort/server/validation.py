@@ -204,11 +204,9 @@ def _dimensions(body: Mapping[str, Any], model: ServedModel | None, problems: li
 
 def _pooling(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str | None:
     value = _enum(body, "pooling", POOLINGS, problems)
-    if value is not None and model is not None and len(model.manifest.pooling) > 1:
-        fixed = "+".join(model.manifest.pooling)
-        problems.append(
-            Problem(("pooling",), f"pooling is fixed to {fixed!r} by the checkpoint", "value_error.contract")
-        )
+    own = None if model is None else "+".join(model.manifest.pooling)
+    if value is not None and model is not None and model.manifest.fixed_pooling and value != own:
+        problems.append(Problem(("pooling",), f"pooling is fixed to {own!r} by the checkpoint", "value_error.contract"))
     return value
 
 

@@ -109,7 +109,7 @@ def test_every_parameter_has_its_checkpoint_name_and_every_tensor_is_used(
     model: onnx.ModelProto, checkpoint: Path
 ) -> None:
     tensors = load_file(checkpoint / "model.safetensors")
-    fused = {re.sub(r"\.self\.(query|key|value)\.", ".self.", name) for name in tensors}
+    fused = {re.sub(r"\.self\.(query|key|value)\.", ".self.qkv.", name) for name in tensors}
     parameters = {t.name for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT}
     assert parameters == fused
     assert "encoder.layer.1.attention.self.qkv.weight" in parameters

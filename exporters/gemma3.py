@@ -1,0 +1,117 @@
+"""Gemma3's graph. Attribute names are the checkpoint's; norms store their weight less one."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnxscript import nn
+
+from ffwd_ort.checkpoint import Checkpoint
+from ffwd_ort_exporters.blocks import Embedding, Linear, RMSNorm, attention, segment_mask
+from ffwd_ort_exporters.decoder import GatedMLP, Shape
+from ffwd_ort_exporters.native import Trunk, native_exporter
+from ffwd_ort_exporters.rotary import Rotary, Rotation, scaling_of
+
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+# Where config.json has no rope_parameters: the older key of each kind's base, and its default.
+BASES = {GLOBAL: ("rope_theta", 1_000_000.0), LOCAL: ("rope_local_base_freq", 10_000.0)}
+
+
+class Gemma3Trunk(Trunk):
+    """Scaled embeddings, the stack, the last norm."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__()
+        config = checkpoint.config
+        shape = Shape.read(checkpoint, act_key="hidden_activation", act="gelu_pytorch_tanh")
+        self.sizes = shape.sizes
+        positions = checkpoint.integer("max_position_embeddings")
+        self.causal = not config.get("use_bidirectional_attention", False)
+        self.kinds = _kinds(config, shape.sizes.layers)
+        # An encoder sees as many tokens to either side as half the window; a decoder the window behind it.
+        window = checkpoint.integer("sliding_window")
+        self.reach = window - 1 if self.causal else window // 2
+        scale = checkpoint.number("query_pre_attn_scalar", shape.head_width) ** -0.5
+        self.embed_tokens = Embedding(shape.sizes.vocabulary, shape.sizes.hidden)
+        self.layers = nn.ModuleList([Layer(shape, scale) for _ in range(shape.sizes.layers)])
+        self.norm = norm(shape.sizes.hidden, shape)
+        self.global_rotary = Rotary(*_scaling(config, GLOBAL), shape.head_width, positions)
+        self.local_rotary = Rotary(*_scaling(config, LOCAL), shape.head_width, positions)
+
+    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value, segment_ids: ir.Value) -> ir.Value:
+        """Three int32 [rows, seq] -> float32 [rows, seq, hidden]."""
+        masks = {
+            GLOBAL: segment_mask(op, segment_ids, position_ids, causal=self.causal),
+            LOCAL: segment_mask(op, segment_ids, position_ids, causal=self.causal, window=self.reach),
+        }
+        rotations = {GLOBAL: self.global_rotary(op, position_ids), LOCAL: self.local_rotary(op, position_ids)}
+        scale = op.Constant(value=ir.Tensor(np.array(math.sqrt(self.sizes.hidden), np.float32)))
+        x = op.Mul(self.embed_tokens(op, input_ids), scale)
+        for layer, kind in zip(self.layers, self.kinds, strict=True):
+            x = layer(op, x, masks[kind], rotations[kind])
+        return self.norm(op, x)
+
+
+def norm(width: int, shape: Shape) -> RMSNorm:
+    """Make a norm whose stored weight lacks one."""
+    return RMSNorm(width, shape.epsilon, plus=1.0)
+
+
+def _kinds(config: Mapping[str, Any], layers: int) -> list[str]:
+    every = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
+    return list(config.get("layer_types") or [LOCAL if (i + 1) % every else GLOBAL for i in range(layers)])
+
+
+def _scaling(config: Mapping[str, Any], kind: str) -> tuple[float, Mapping[str, Any]]:
+    key, default = BASES[kind]
+    given = dict((config.get("rope_parameters") or {}).get(kind) or {})
+    if not given and kind == GLOBAL:
+        given = dict(config.get("rope_scaling") or {})
+    given.setdefault("rope_theta", config.get(key, default))
+    return scaling_of({"rope_parameters": given})
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each normalised before and after."""
+
+    def __init__(self, shape: Shape, scale: float) -> None:
+        super().__init__()
+        hidden = shape.sizes.hidden
+        self.input_layernorm = norm(hidden, shape)
+        self.self_attn = SelfAttention(shape, scale)
+        self.post_attention_layernorm = norm(hidden, shape)
+        self.pre_feedforward_layernorm = norm(hidden, shape)
+        self.mlp = GatedMLP(hidden, shape.sizes.intermediate, shape.act)
+        self.post_feedforward_layernorm = norm(hidden, shape)
+
+    def forward(self, op: Any, x: ir.Value, mask: ir.Value, rotation: Rotation) -> ir.Value:
+        """[rows, seq, hidden] -> the same."""
+        attended = self.self_attn(op, self.input_layernorm(op, x), mask, rotation)
+        x = op.Add(x, self.post_attention_layernorm(op, attended))
+        inner = self.mlp(op, self.pre_feedforward_layernorm(op, x))
+        return op.Add(x, self.post_feedforward_layernorm(op, inner))
+
+
+class SelfAttention(nn.Module):
+    """Grouped heads with a norm on each head's query and key, and a scale of its own."""
+
+    def __init__(self, shape: Shape, scale: float) -> None:
+        super().__init__()
+        hidden, width = shape.sizes.hidden, shape.head_width
+        self.heads, self.kv_heads, self.width, self.scale = shape.sizes.heads, shape.kv_heads, width, scale
+        self.each = [self.heads * width, self.kv_heads * width, self.kv_heads * width]
+        self.qkv = Linear(hidden, sum(self.each), "q_proj", "k_proj", "v_proj", bias=False, each=self.each)
+        self.o_proj = Linear(self.heads * width, hidden, bias=False)
+        self.q_norm, self.k_norm = norm(width, shape), norm(width, shape)
+
+    def forward(self, op: Any, x: ir.Value, mask: ir.Value, rotation: Rotation) -> ir.Value:
+        """[rows, seq, hidden] -> the same."""
+        q, k, v = op.Split(self.qkv(op, x), self.each, axis=2, _outputs=3)
+        q = rotation(op, self.q_norm.by_head(op, q, self.heads, self.width), self.heads)
+        k = rotation(op, self.k_norm.by_head(op, k, self.kv_heads, self.width), self.kv_heads)
+        return self.o_proj(op, attention(op, q, k, v, mask, self.heads, self.kv_heads, self.scale))
+
+
+EXPORTER = native_exporter("gemma3", Gemma3Trunk)
