@@ -74,6 +74,7 @@ class Manifest(_Record, frozen=True):
     pooling: tuple[str, ...]
     include_prompt: bool
     normalize: bool
+    api_modes: tuple[str, ...]
     prompts: dict[str, str]
     default_prompt_name: str | None
     trained_length: int | None

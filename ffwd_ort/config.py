@@ -30,6 +30,7 @@ class ModelSpec:
     normalize: str = "contract"
     token_ids: str = "refuse"
     prompts: Mapping[str, str] = field(default_factory=dict)
+    api: str = "openai"
 
 
 def parse_model(flag: str, text: str) -> ModelSpec:
@@ -118,12 +119,19 @@ def _prompts_file(where: str, value: str) -> dict[str, str]:
     return prompts
 
 
+API_MODES = {"openai": "openai", "default": "openai", "perplexity": "perplexity", "pplx": "perplexity"}
+
+
+def _api(where: str, value: str) -> str:
+    return API_MODES[_one_of(*API_MODES)(where, value)]
+
+
 def _rerank(where: str, value: str) -> str:
     raise UsageError(f"{where} {NOT_YET}")
 
 
 _OPTIONS: dict[str, Callable[[str, str], Any]] = {
-    "api": _one_of("openai", "default", later=("perplexity", "pplx")),
+    "api": _api,
     "min_dim": _integer_option,
     "max_seq": _integer_option,
     "rerank": _rerank,

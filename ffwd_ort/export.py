@@ -121,6 +121,7 @@ def export_bundle(
             pooling=export.pooling.modes,
             include_prompt=export.pooling.include_prompt,
             normalize=export.normalize,
+            api_modes=family.api_modes,
             prompts=dict(checkpoint.prompts) or dict(family.prompts),
             default_prompt_name=checkpoint.default_prompt_name,
             trained_length=checkpoint.trained_length,

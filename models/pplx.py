@@ -8,4 +8,5 @@ FAMILY = ModelFamily(
     architectures=("PPLXQwen3Model", "PPLXQwen3ContextualModel"),
     pooling="mean",
     normalize=False,
+    api_modes=("openai", "perplexity"),
 )

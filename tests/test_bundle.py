@@ -283,6 +283,7 @@ WRONG_TYPES: dict[str, Any] = {
     "pooling": "mean",
     "include_prompt": 1,
     "normalize": "yes",
+    "api_modes": "openai",
     "prompts": [],
     "default_prompt_name": 0,
     "trained_length": 1.5,

@@ -51,6 +51,7 @@ class ServedModel:
     min_dim: int
     prompts: Mapping[str, str]
     accepts_token_ids: bool
+    api: str
 
     @property
     def manifest(self) -> Manifest:
@@ -131,6 +132,7 @@ def settle(spec: ModelSpec, bundle: Bundle, limits: Limits) -> ServedModel:
         min_dim=spec.min_dim or min(manifest.matryoshka_dims or (manifest.dim,)),
         prompts={**manifest.prompts, **spec.prompts},
         accepts_token_ids=spec.token_ids == "accept",
+        api=spec.api,
     )
 
 
@@ -140,6 +142,11 @@ def check_settings(spec: ModelSpec, manifest: Manifest) -> None:
         raise RefusedError(
             f"--model {spec.label}: pooling={spec.pooling} is not possible, the checkpoint fixes it to "
             f"{' and '.join(manifest.pooling)}{' before Dense modules' if manifest.dense else ''}"
+        )
+    if spec.api not in manifest.api_modes:
+        raise RefusedError(
+            f"--model {spec.label}: api={spec.api} is not for the family {manifest.family}, "
+            f"which has {', '.join(manifest.api_modes)}"
         )
     if spec.min_dim is not None and spec.min_dim > manifest.dim:
         raise RefusedError(

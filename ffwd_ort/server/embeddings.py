@@ -9,6 +9,7 @@ from typing import Any
 import falcon
 
 from ffwd_ort.engine.engine import Engine
+from ffwd_ort.engine.vectors import CODECS
 from ffwd_ort.server import responses
 from ffwd_ort.server.body import BodyBudget, read_body
 from ffwd_ort.server.middleware import PostResource, Timing
@@ -39,7 +40,8 @@ class Embeddings(PostResource):
         with timing.stage("encode"):
             vectors = model.finish(result.pooled, dimensions=request.dimensions)
             count = sum(len(text.ids) for text in encoded)
-            resp.data = responses.encode(responses.embeddings(model.label, vectors, request.encoding_format, count))
+            encoded_vectors = CODECS[model.api][request.encoding_format](vectors)
+            resp.data = responses.encode(responses.embeddings(model.label, encoded_vectors, count))
         cut = sum(text.truncated for text in encoded)
         if cut:
             resp.set_header("X-Truncated", str(cut))

@@ -5,10 +5,10 @@ from typing import Any
 import falcon
 
 from ffwd_ort.engine.engine import DRAINING, SERVING, Engine, LoadedModel
+from ffwd_ort.engine.vectors import CODECS
 from ffwd_ort.server import responses
 from ffwd_ort.server.errors import HttpFault
 from ffwd_ort.server.middleware import Resource
-from ffwd_ort.server.validation import FORMATS
 
 
 def entry(model: LoadedModel) -> dict[str, Any]:
@@ -24,8 +24,8 @@ def entry(model: LoadedModel) -> dict[str, Any]:
         "dim": served.dim,
         "min_dim": served.min_dim,
         "max_tokens": served.cap.tokens,
-        "api": "openai",
-        "encoding_formats": list(FORMATS),
+        "api": served.api,
+        "encoding_formats": list(CODECS[served.api]),
         "pooling": "+".join(served.pooling),
         "normalize": served.normalize,
         "prompts": sorted(served.prompts),

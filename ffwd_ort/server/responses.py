@@ -5,8 +5,6 @@ from typing import Any
 
 import orjson
 
-from ffwd_ort.engine.sequences import Floats
-from ffwd_ort.engine.vectors import to_base64
 from ffwd_ort.server.errors import Answer, Problem
 
 
@@ -33,9 +31,8 @@ def validation_error(problems: Sequence[Problem]) -> dict[str, Any]:
     return {"error": error, "detail": detail}
 
 
-def embeddings(label: str, vectors: Floats, encoding_format: str, tokens: int) -> dict[str, Any]:
+def embeddings(label: str, encoded: Sequence[Any], tokens: int) -> dict[str, Any]:
     """Shape the answer of /v1/embeddings: one entry per text, in input order."""
-    encoded: Any = [to_base64(v) for v in vectors] if encoding_format == "base64" else list(vectors)
     return {
         "object": "list",
         "data": [{"object": "embedding", "index": i, "embedding": e} for i, e in enumerate(encoded)],

@@ -26,7 +26,7 @@ DESCRIBED: dict[str, Callable[[LoadedModel], Any]] = {
     "min_dim": lambda m: m.served.min_dim,
     "pooling": lambda m: "+".join(m.served.pooling),
     "normalize": lambda m: m.served.normalize,
-    "api": lambda m: "openai",
+    "api": lambda m: m.served.api,
     "scorer": lambda m: None,
     "release": lambda m: None,
     "max_tokens": lambda m: m.served.cap.tokens,

@@ -11,13 +11,13 @@ import orjson
 
 from ffwd_ort.engine.model import ServedModel
 from ffwd_ort.engine.tokenization import Encoded
+from ffwd_ort.engine.vectors import CODECS
 from ffwd_ort.errors import TokenizationFailed
 from ffwd_ort.server.errors import Invalid, Problem
 
 MAX_DEPTH = 64
 MAX_INPUTS = 512
 INT32 = range(-(2**31), 2**31)
-FORMATS = ("float", "base64")
 POOLINGS = ("mean", "cls", "last")
 TEXT_TYPES: Mapping[str, Mapping[str, str]] = {
     "text_type": {"query": "query", "document": "document"},
@@ -106,8 +106,10 @@ def embeddings_request(
     """Check the fields of /v1/embeddings; raise Invalid with every problem, in the order of the fields."""
     problems: list[Problem] = []
     model = _model(body, models, problems)
-    encoding_format = _enum(body, "encoding_format", FORMATS, problems, settled=model is not None)
-    dimensions = _dimensions(body, model, problems)
+    formats = tuple(CODECS[model.api]) if model else ()
+    encoding_format = _enum(body, "encoding_format", formats, problems, settled=model is not None)
+    encoding_format = encoding_format or next(iter(formats), "")
+    dimensions = _dimensions(body, model, encoding_format, problems)
     pooling = _pooling(body, model, problems)
     gives_ids = model is not None and model.accepts_token_ids and _are_token_ids(body.get("input"))
     text_type = None if gives_ids else _text_type(body, model, problems)
@@ -128,7 +130,7 @@ def embeddings_request(
         texts=texts,
         token_ids=token_ids,
         bare=isinstance(body["input"], str) or (token_ids is not None and not isinstance(body["input"][0], list)),
-        encoding_format=encoding_format or "float",
+        encoding_format=encoding_format,
         dimensions=dimensions,
         pooling=pooling,
         prompt=model.prompt_for(text_type, prompt_name),
@@ -187,19 +189,23 @@ def _boolean(body: Mapping[str, Any], name: str, problems: list[Problem]) -> boo
     return None
 
 
-def _dimensions(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> int | None:
+def _dimensions(
+    body: Mapping[str, Any], model: ServedModel | None, encoding_format: str, problems: list[Problem]
+) -> int | None:
     value = body.get("dimensions", MISSING)
-    if value is MISSING:
-        return None
     where = ("dimensions",)
-    if not is_integer(value):
+    if value is not MISSING and not is_integer(value):
         problems.append(Problem(where, "dimensions must be an integer", "type_error.integer"))
-    elif model is not None and not model.min_dim <= value <= model.dim:
+        return None
+    if model is None:
+        return None
+    width = model.dim if value is MISSING else int(value)
+    if not model.min_dim <= width <= model.dim:
         between = f"dimensions must be between {model.min_dim} and {model.dim}"
         problems.append(Problem(where, between, "value_error.range"))
-    else:
-        return int(value)
-    return None
+    elif encoding_format == "base64_binary" and width % 8:
+        problems.append(Problem(where, "dimensions must be divisible by 8 for base64_binary", "value_error.divisible"))
+    return None if value is MISSING else width
 
 
 def _pooling(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str | None:

@@ -492,8 +492,6 @@ def test_a_label_and_a_source_are_needed(text: str, capsys: pytest.CaptureFixtur
         ("token_ids=1", "option token_ids='1': permitted: refuse, accept"),
         ("api=cohere", "option api='cohere': permitted: openai, default, perplexity, pplx"),
         ("precision=f64", "option precision='f64': permitted: f32, int8"),
-        ("api=perplexity", "option api='perplexity' is not available yet in this version"),
-        ("api=pplx", "option api='pplx' is not available yet in this version"),
         ("precision=int8", "option precision='int8' is not available yet in this version"),
         ("rerank=cosine", "option rerank='cosine' is not available yet in this version"),
         ("colour=red", "unknown option 'colour'; there are api, min_dim, max_seq,"),

@@ -10,8 +10,9 @@ from hypothesis.extra import numpy as arrays
 
 from ffwd_ort import l2_normalize
 from ffwd_ort.engine.sequences import POOLINGS, make_sequence
-from ffwd_ort.engine.vectors import finish, to_base64
+from ffwd_ort.engine.vectors import CODECS, finish, to_int8
 
+GOLDEN = np.array([[0.5, -0.25, 0, -0.004, 1.2, -3, 0.01, 100]], np.float32)  # http.md section 6
 vectors = arrays.arrays(np.float32, (3, 8), elements=st.floats(-1e3, 1e3, width=32).filter(lambda x: abs(x) > 1e-3))
 
 
@@ -38,9 +39,19 @@ def test_a_cut_vector_of_a_model_that_does_not_normalise_is_only_cut(rows: np.nd
 
 
 def test_base64_is_the_little_endian_bytes_of_the_specification() -> None:
-    golden = np.array([0.5, -0.25, 0, -0.004, 1.2, -3, 0.01, 100], np.float32)  # http.md section 6
-    assert to_base64(golden) == "AAAAPwAAgL4AAAAAbxKDu5qZmT8AAEDACtcjPAAAyEI="
-    assert np.array_equal(np.frombuffer(base64.b64decode(to_base64(golden[::2])), "<f4"), golden[::2])
+    assert CODECS["openai"]["base64"](GOLDEN) == ["AAAAPwAAgL4AAAAAbxKDu5qZmT8AAEDACtcjPAAAyEI="]
+    (encoded,) = CODECS["openai"]["base64"](GOLDEN[:, ::2])
+    assert np.array_equal(np.frombuffer(base64.b64decode(encoded), "<f4"), GOLDEN[0, ::2])
+
+
+def test_perplexity_formats_are_those_of_the_specification() -> None:
+    codecs = CODECS["perplexity"]
+    assert to_int8(GOLDEN).tolist() == [[59, -31, 0, -1, 106, -126, 1, 127]]
+    assert codecs["base64_int8"](GOLDEN) == ["O+EA/2qCAX8="]
+    assert codecs["base64_binary"](GOLDEN) == ["1Q=="]
+    floats = [0.4609375, -0.2421875, 0, -0.0078125, 0.828125, -0.984375, 0.0078125, 0.9921875]
+    assert codecs["float"](GOLDEN)[0].tolist() == floats
+    assert next(iter(codecs)) == "base64_int8", "the default of the mode"
 
 
 @pytest.mark.parametrize("mode", POOLINGS)

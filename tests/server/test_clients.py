@@ -64,7 +64,7 @@ def test_openai_raises_its_own_error_classes_with_our_message_and_param(client: 
 
 
 def test_openai_lists_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["tiny", "mrl", "ids", "a/b"]
+    assert [model.id for model in client.models.list()] == ["tiny", "mrl", "ids", "a/b", "pp"]
 
 
 def test_openai_is_refused_without_the_key(serve: Callable[..., Server], tiny: Path) -> None:

@@ -35,6 +35,7 @@ def vectors(reply: Reply) -> np.ndarray:
 
 
 TINY: dict[str, Any] = {"model": "tiny", "input": "x"}
+PP: dict[str, Any] = {"model": "pp", "input": "x"}
 MRL: dict[str, Any] = {"model": "mrl", "input": "x"}
 
 # Body, then the problems expected: (type, place) in order.
@@ -89,6 +90,9 @@ REFUSED: list[tuple[Any, list[tuple[str, str]]]] = [
     (MRL | {"dimensions": 15}, [("value_error.range", "dimensions")]),
     (TINY | {"encoding_format": None}, [("type_error.string", "encoding_format")]),
     *[(TINY | {"encoding_format": name}, [("enum", "encoding_format")]) for name in ("hex", "base64_int8", "Float")],
+    (PP | {"encoding_format": "base64"}, [("enum", "encoding_format")]),
+    (PP | {"dimensions": 12, "encoding_format": "base64_binary"}, [("value_error.divisible", "dimensions")]),
+    (PP | {"dimensions": 3}, [("value_error.range", "dimensions")]),
     (TINY | {"pooling": "max"}, [("enum", "pooling")]),
     (TINY | {"pooling": None}, [("type_error.string", "pooling")]),
     ({"model": "a/b", "input": "x", "pooling": "cls"}, [("value_error.contract", "pooling")]),
@@ -143,6 +147,14 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"model": "nope", "input": "x"}, "value is not a valid enum member for this endpoint"),
     (TINY | {"dimensions": 8}, "dimensions must be between 48 and 48"),
     (TINY | {"encoding_format": "hex"}, "value is not a valid enum member; permitted: 'float', 'base64'"),
+    (
+        PP | {"encoding_format": "base64"},
+        "value is not a valid enum member; permitted: 'base64_int8', 'base64_binary', 'float'",
+    ),
+    (
+        PP | {"dimensions": 12, "encoding_format": "base64_binary"},
+        "dimensions must be divisible by 8 for base64_binary",
+    ),
     (TINY | {"pooling": "max"}, "value is not a valid enum member; permitted: 'mean', 'cls', 'last'"),
     ({"model": "a/b", "input": "x", "pooling": "cls"}, "pooling is fixed to 'cls+mean' by the checkpoint"),
     (TINY | {"text_type": "query"}, "text_type is only supported for instruction embedding models"),
@@ -222,6 +234,21 @@ def test_base64_holds_the_float_answer(fleet: Server) -> None:
     decoded = np.stack([np.frombuffer(base64.b64decode(text), "<f4") for text in encoded])
     assert decoded.shape == (len(TEXTS), 48)
     assert np.abs(decoded - floats).max() <= 1e-6
+
+
+def test_perplexity_formats_agree_with_each_other(fleet: Server) -> None:
+    def ask(**extra: Any) -> Any:
+        return fleet.post({"model": "pp", "input": "the tide", **extra}).json()["data"][0]["embedding"]
+
+    quantised = np.frombuffer(base64.b64decode(ask()), np.int8)
+    assert quantised.shape == (16,)
+    assert ask(encoding_format="base64_int8") == ask()
+    assert ask(encoding_format="float") == (quantised / 128).tolist()
+    bits = np.unpackbits(
+        np.frombuffer(base64.b64decode(ask(encoding_format="base64_binary")), np.uint8), bitorder="little"
+    )
+    assert (bits[np.abs(quantised) > 0] == (quantised[np.abs(quantised) > 0] > 0)).all()
+    assert len(base64.b64decode(ask(dimensions=12))) == 12
 
 
 def test_512_texts_of_mixed_length_come_back_in_order_and_equal_to_their_solo_runs(

@@ -232,7 +232,7 @@ def test_a_client_that_sends_a_byte_a_second_holds_nothing_for_long(serve: Serve
 def test_models_lists_labels_and_finds_one_with_a_slash(fleet: Server) -> None:
     listed = fleet.get("/v1/models").json()
     assert listed["object"] == "list"
-    assert [entry["id"] for entry in listed["data"]] == ["tiny", "mrl", "ids", "a/b"]
+    assert [entry["id"] for entry in listed["data"]] == ["tiny", "mrl", "ids", "a/b", "pp"]
     entry = fleet.get("/v1/models/mrl").json()
     assert entry == listed["data"][1]
     assert (entry["dim"], entry["min_dim"], entry["max_tokens"]) == (48, 16, 128)
