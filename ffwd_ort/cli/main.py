@@ -32,6 +32,7 @@ def make_parser() -> Parser:
     inspect.set_defaults(run=run_inspect)
 
     models = commands.add_parser("models", help="families, exporters and plugins, and where they came from")
+    models.add_argument("--markdown", action="store_true", help="the families as the README's table")
     models.set_defaults(run=run_models)
 
     doctor = commands.add_parser("doctor", help="what this machine offers")
@@ -96,9 +97,13 @@ def run_inspect(arguments: Any) -> None:
 
 def run_models(arguments: Any) -> None:
     """Print the zoo."""
+    from ffwd_ort.cli.zoo import markdown
     from ffwd_ort.export import EXPORTERS_GROUP, Exporter
     from ffwd_ort.families import MODELS_GROUP, ModelFamily, find_plugins
 
+    if arguments.markdown:
+        print(markdown(), end="")
+        return
     for title, group, kind in (("families", MODELS_GROUP, ModelFamily), ("exporters", EXPORTERS_GROUP, Exporter)):
         print(title)
         for plugin in find_plugins(group, kind):

@@ -1,0 +1,36 @@
+"""The zoo as a table: what each family plugin says, for people and for the README."""
+
+from collections.abc import Iterator
+
+from ffwd_ort.families import ModelFamily, families
+
+HEADER = ("family", "model_type", "pooling", "normalised", "terminal", "prompts", "api")
+
+
+def rows() -> Iterator[tuple[str, ...]]:
+    """Yield a row for each family: what applies where a checkpoint's own files are silent."""
+    for family in families():
+        yield (
+            family.name,
+            ", ".join(family.model_types),
+            family.pooling,
+            "yes" if family.normalize else "no",
+            _code(family.terminal) if family.terminal else "as the tokenizer says",
+            ", ".join(_prompts(family)) or "none",
+            ", ".join(family.api_modes),
+        )
+
+
+def _prompts(family: ModelFamily) -> Iterator[str]:
+    for name, text in family.prompts.items():
+        yield f"{name} {_code(text)}"
+
+
+def _code(text: str) -> str:
+    return "`" + text.replace("|", "\\|") + "`"
+
+
+def markdown() -> str:
+    """Write the table as Markdown."""
+    lines = [HEADER, ("---",) * len(HEADER), *rows()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines) + "\n"

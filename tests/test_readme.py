@@ -1,0 +1,25 @@
+"""The README tells the truth."""
+
+import re
+from pathlib import Path
+
+from ffwd_ort.cli.zoo import markdown
+from ffwd_ort.config import FLAGS
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_zoo_table_is_what_the_plugins_say() -> None:
+    assert markdown() in README, "make it anew: ffwd-ort models --markdown"
+
+
+def test_every_flag_that_is_named_exists() -> None:
+    known = {flag.name for flag in FLAGS} | {"--help", "--check", "--markdown", "--version"}
+    assert set(re.findall(r"--[a-z][a-z-]+", README)) <= known
+
+
+def test_every_file_that_is_named_exists() -> None:
+    named = re.findall(r"\b(?:ffwd_ort|models|exporters|conformance|tests|benchmarks)/[\w/]+\.py", README)
+    assert named
+    for name in set(named) - {"models/NAME.py", "exporters/NAME.py"}:
+        assert (Path(__file__).parent.parent / name).is_file(), name
