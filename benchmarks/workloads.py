@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from ffwd_ort.bundle import Sizes
+from ffwd_ort.engine.sessions import import_onnxruntime
 
 # Each is one token of BERT's English vocabulary.
 WORDS = [
@@ -118,6 +118,7 @@ class Ceiling:
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
         onnx.checker.check_model(model)
+        onnxruntime = import_onnxruntime()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         self._session = onnxruntime.InferenceSession(

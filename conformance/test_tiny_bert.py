@@ -1,5 +1,6 @@
 """Tiny random BERTs in every variant of files and pooling, against sentence-transformers and transformers."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -86,3 +87,16 @@ def test_the_trunk_equals_transformers(tmp_path: Path, cache_dir: Path) -> None:
         encoded = [text.ids.tolist() for text in encoder.model.tokenizer.encode(TEXTS)]
         for text, states in zip(TEXTS, hidden_states(folder, encoded), strict=True):
             assert np.abs(encoder.encode(text, normalize=False) - states[-1]).max() <= 2e-5
+
+
+@pytest.mark.parametrize("settings", [{}, {"do_lower_case": False}, {"strip_accents": False}])
+def test_a_vocabulary_alone_makes_the_references_tokenizer(
+    settings: dict[str, bool], tmp_path: Path, cache_dir: Path
+) -> None:
+    folder = write_bert(tmp_path / "tiny")
+    (folder / "tokenizer.json").unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | settings
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with SentenceEncoder(folder, provider="cpu", cache_dir=cache_dir) as encoder:
+        mine = [text.ids.tolist() for text in encoder.model.tokenizer.encode(SAMPLE)]
+    assert mine == token_ids(folder, SAMPLE)

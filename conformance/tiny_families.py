@@ -1,14 +1,19 @@
 """Tiny random checkpoints of the families beside BERT."""
 
+import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from safetensors.numpy import load_file, save_file
 
 from ffwd_ort_conformance.tiny import (
     Draw,
     Tiny,
     TinyBert,
     bert_tensors,
+    write_bert,
     write_json,
     write_modules,
     write_tokenizer,
@@ -351,3 +356,37 @@ def gemma3_tensors(tiny: TinyGemma3, vocabulary: int) -> dict[str, Any]:
         draw.linear(f"{layer}.mlp.down_proj", tiny.hidden, tiny.intermediate, bias=False)
     draw("norm.weight", tiny.hidden, scale=0.2)
     return draw.tensors
+
+
+def make_cross_encoder(folder: Path, architecture: str, layers: tuple[str, str], tiny: Tiny) -> Path:
+    """Turn a tiny encoder's folder into a cross-encoder's: no sentence-transformers files, one label."""
+    config = json.loads((folder / "config.json").read_text()) | {
+        "architectures": [architecture],
+        "id2label": {"0": "L"},
+    }
+    write_json(folder / "config.json", config)
+    for name in ("modules.json", "sentence_bert_config.json"):
+        (folder / name).unlink()
+    shutil.rmtree(folder / "1_Pooling")
+    tensors = load_file(folder / "model.safetensors")
+    draw = Draw(tiny.seed + 50)
+    draw.linear(layers[0], tiny.hidden, tiny.hidden)
+    draw.linear(layers[1], 1, tiny.hidden)
+    save_file(tensors | draw.tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def write_cross_encoder(folder: Path, family: str) -> Path:
+    """Write a random cross-encoder of a family; returns the folder."""
+    if family == "bert":
+        tiny = TinyBert(old_names=False, seed=21)
+        names = ("bert.pooler.dense", "classifier")
+        return make_cross_encoder(write_bert(folder, tiny), "BertForSequenceClassification", names, tiny)
+    if family == "distilbert":
+        encoder = TinyEncoder(seed=22)
+        names = ("pre_classifier", "classifier")
+        return make_cross_encoder(write_encoder(folder, encoder), "DistilBertForSequenceClassification", names, encoder)
+    roberta = TinyRoberta(seed=23, model_type=family)
+    architecture = {"roberta": "RobertaForSequenceClassification", "xlm-roberta": "XLMRobertaForSequenceClassification"}
+    names = ("classifier.dense", "classifier.out_proj")
+    return make_cross_encoder(write_roberta(folder, roberta), architecture[family], names, roberta)

@@ -17,11 +17,14 @@ from ffwd_ort_exporters.blocks import (
     check_activation,
     segment_mask,
 )
+from ffwd_ort_exporters.heads import Classifier
 from ffwd_ort_exporters.native import Trunk, native_exporter
 
 
 class BertTrunk(Trunk):
     """Embeddings and a stack of post-layer-norm blocks."""
+
+    token_types = True
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
@@ -38,9 +41,17 @@ class BertTrunk(Trunk):
         self.embeddings = Embeddings(checkpoint, self.sizes, epsilon)
         self.encoder = Encoder(self.sizes, epsilon, act)
 
-    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value, segment_ids: ir.Value) -> ir.Value:
-        """Three int32 [rows, seq] -> float32 [rows, seq, hidden]."""
-        return self.encoder(op, self.embeddings(op, input_ids, position_ids), segment_mask(op, segment_ids))
+    def forward(
+        self,
+        op: Any,
+        input_ids: ir.Value,
+        position_ids: ir.Value,
+        segment_ids: ir.Value,
+        token_type_ids: ir.Value | None = None,
+    ) -> ir.Value:
+        """Int32 [rows, seq] each -> float32 [rows, seq, hidden]."""
+        x = self.embeddings(op, input_ids, position_ids, token_type_ids)
+        return self.encoder(op, x, segment_mask(op, segment_ids))
 
 
 def bert_sizes(checkpoint: Checkpoint) -> Sizes:
@@ -58,7 +69,7 @@ def bert_sizes(checkpoint: Checkpoint) -> Sizes:
 
 
 class Embeddings(nn.Module):
-    """Word, position and token type (always 0: a text alone has no second segment), normalised."""
+    """Word, position and token type (0 where a text stands alone), normalised."""
 
     def __init__(self, checkpoint: Checkpoint, sizes: Sizes, epsilon: float) -> None:
         super().__init__()
@@ -67,10 +78,12 @@ class Embeddings(nn.Module):
         self.token_type_embeddings = Embedding(checkpoint.integer("type_vocab_size"), sizes.hidden)
         self.LayerNorm = LayerNorm(sizes.hidden, epsilon)
 
-    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value) -> ir.Value:
-        """Two int32 [rows, seq] -> [rows, seq, hidden]."""
-        first_type = self.token_type_embeddings(op, op.Constant(value_int=0))
-        words = op.Add(self.word_embeddings(op, input_ids), first_type)
+    def forward(
+        self, op: Any, input_ids: ir.Value, position_ids: ir.Value, token_type_ids: ir.Value | None
+    ) -> ir.Value:
+        """Int32 [rows, seq] each -> [rows, seq, hidden]."""
+        types = op.Constant(value_int=0) if token_type_ids is None else token_type_ids
+        words = op.Add(self.word_embeddings(op, input_ids), self.token_type_embeddings(op, types))
         return self.LayerNorm(op, op.Add(words, self.position_embeddings(op, position_ids)))
 
 
@@ -156,4 +169,9 @@ class Output(nn.Module):
         return self.LayerNorm(op, op.Add(self.dense(op, x), residual))
 
 
-EXPORTER = native_exporter("bert", BertTrunk)
+def bert_classifier(hidden: int) -> Classifier:
+    """Make the head of BertForSequenceClassification."""
+    return Classifier(hidden, ("pooler.dense", "classifier"), "Tanh")
+
+
+EXPORTER = native_exporter("bert", BertTrunk, bert_classifier)

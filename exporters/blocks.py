@@ -11,7 +11,6 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import nn
 
-from ffwd_ort.checkpoint import DenseModule
 from ffwd_ort.errors import AdmissionError, CheckpointError
 from ffwd_ort_exporters.weights import Weights
 
@@ -205,45 +204,3 @@ def attention(
 def pool(op: Any, weights: ir.Value, hidden: ir.Value) -> ir.Value:
     """Every linear pooling at once: [rows, slots, seq] by [rows, seq, hidden] -> [rows, slots, hidden]."""
     return op.MatMul(weights, hidden)
-
-
-# torch.nn's activation modules, by the name sentence-transformers' Dense writes, as one ONNX op.
-DENSE_ACTIVATIONS = {"Identity": None, "Tanh": "Tanh", "ReLU": "Relu", "GELU": "Gelu", "Sigmoid": "Sigmoid"}
-
-
-class DenseHead(nn.Module):
-    """sentence-transformers' Dense modules after pooling, in their order; with none it changes nothing."""
-
-    def __init__(self, modules: Sequence[DenseModule]) -> None:
-        super().__init__("dense")
-        self.acts = [check_dense_activation(module) for module in modules]
-        for i, module in enumerate(modules):
-            setattr(self, str(i), DenseLayer(module))
-        self.width = modules[-1].out_features if modules else None
-
-    def forward(self, op: Any, x: ir.Value) -> ir.Value:
-        """[rows, slots, hidden] -> [rows, slots, width]."""
-        for i, act in enumerate(self.acts):
-            x = getattr(self, str(i))(op, x)
-            x = x if act is None else getattr(op, act)(x)
-        return x
-
-
-class DenseLayer(nn.Module):
-    """One Dense module's linear layer, under the name its file has."""
-
-    def __init__(self, module: DenseModule) -> None:
-        super().__init__()
-        self.linear = Linear(module.in_features, module.out_features, bias=module.bias)
-
-    def forward(self, op: Any, x: ir.Value) -> ir.Value:
-        """[…, in] -> […, out]."""
-        return self.linear(op, x)
-
-
-def check_dense_activation(module: DenseModule) -> str | None:
-    """Return the op of a Dense module's activation; raise AdmissionError if there is none for it."""
-    if module.activation not in DENSE_ACTIVATIONS:
-        known = ", ".join(DENSE_ACTIVATIONS)
-        raise AdmissionError(f"{module.folder}: activation_function is {module.activation!r}; there are {known}")
-    return DENSE_ACTIVATIONS[module.activation]

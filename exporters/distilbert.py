@@ -16,6 +16,7 @@ from ffwd_ort_exporters.blocks import (
     check_activation,
     segment_mask,
 )
+from ffwd_ort_exporters.heads import Classifier
 from ffwd_ort_exporters.native import Trunk, native_exporter
 
 EPSILON = 1e-12
@@ -115,4 +116,9 @@ class MLP(nn.Module):
         return self.lin2(op, activation(op, self.act, self.lin1(op, x)))
 
 
-EXPORTER = native_exporter("distilbert", DistilBertTrunk)
+def distilbert_classifier(hidden: int) -> Classifier:
+    """Make the head of DistilBertForSequenceClassification."""
+    return Classifier(hidden, ("pre_classifier", "classifier"), "Relu")
+
+
+EXPORTER = native_exporter("distilbert", DistilBertTrunk, distilbert_classifier)

@@ -1,6 +1,6 @@
 """Write a family's graph in the shape of the contract (DESIGN.md section 3), with its weights beside it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from ffwd_ort.checkpoint import Checkpoint
 from ffwd_ort.engine.sessions import import_onnxruntime
 from ffwd_ort.errors import CheckpointError, RefusedError
 from ffwd_ort.export import Exporter, GraphFacts, Progress
-from ffwd_ort_exporters.blocks import DenseHead, Weight, pool
+from ffwd_ort_exporters.blocks import Weight, pool
+from ffwd_ort_exporters.heads import Classifier, DenseHead
 from ffwd_ort_exporters.weights import open_weights
 
 OPSET = 23
@@ -22,23 +23,44 @@ TOKEN_INPUTS = ("input_ids", "position_ids", "segment_ids")
 
 
 class Trunk(nn.Module):
-    """A family's graph up to the last hidden states; `sizes` are its measures."""
+    """A family's graph up to the last hidden states; `sizes` are its measures.
+
+    With `token_types` it takes a fourth input beside the three, for pairs of texts.
+    """
 
     sizes: Sizes
+    token_types = False
 
-    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value, segment_ids: ir.Value) -> ir.Value:
-        """Three int32 [rows, seq] -> float32 [rows, seq, hidden]."""
+    def forward(
+        self,
+        op: Any,
+        input_ids: ir.Value,
+        position_ids: ir.Value,
+        segment_ids: ir.Value,
+        token_type_ids: ir.Value | None = None,
+    ) -> ir.Value:
+        """Int32 [rows, seq] each -> float32 [rows, seq, hidden]."""
         raise NotImplementedError
 
 
-def native_exporter(family: str, trunk: Callable[[Checkpoint], Trunk]) -> Exporter:
-    """Make the exporter of a family from the module that is its graph."""
+def native_exporter(
+    family: str,
+    trunk: Callable[[Checkpoint], Trunk],
+    classifier: Callable[[int], Classifier] | None = None,
+) -> Exporter:
+    """Make the exporter of a family from the module that is its graph.
+
+    `classifier` makes the head of the family's cross-encoders, from the hidden width.
+    """
 
     def write(checkpoint: Checkpoint, folder: Path, progress: Progress) -> GraphFacts:
         import_onnxruntime()  # here, so that what is missing is said before the weights are written
         module = trunk(checkpoint)
-        head = DenseHead(checkpoint.dense_modules)
-        model = _build(module, head, family)
+        scores = checkpoint.is_cross_encoder
+        head = classifier(module.sizes.hidden) if scores and classifier else DenseHead(checkpoint.dense_modules)
+        inputs = [*TOKEN_INPUTS, *(["token_type_ids"] if scores and module.token_types else [])]
+        output = "scores" if scores else "pooled"
+        model = _build(module, head, family, inputs, output)
         files = {f"dense.{i}.": dense.weights for i, dense in enumerate(checkpoint.dense_modules)}
         with open_weights(checkpoint.weight_files, files) as weights:
             for parameter in _parameters(module, head, model):
@@ -46,28 +68,28 @@ def native_exporter(family: str, trunk: Callable[[Checkpoint], Trunk]) -> Export
                     parameter.bind(weights)
             _save(model, folder, progress)
         _load_once(folder / GRAPH)
-        return GraphFacts((*TOKEN_INPUTS, "pool"), "pooled", module.sizes)
+        return GraphFacts((*inputs, "pool"), output, module.sizes)
 
     return Exporter(family, write)
 
 
-def _build(module: Trunk, head: DenseHead, family: str) -> ir.Model:
+def _build(module: Trunk, head: DenseHead | Classifier, family: str, inputs: Sequence[str], output: str) -> ir.Model:
     graph = ir.Graph([], [], nodes=[], name=family, opset_imports={"": OPSET})
     builder = onnxscript.GraphBuilder(graph)
-    tokens = [builder.input(name, ir.DataType.INT32, ["rows", "seq"]) for name in TOKEN_INPUTS]
+    tokens = [builder.input(name, ir.DataType.INT32, ["rows", "seq"]) for name in inputs]
     pool_weights = builder.input("pool", ir.DataType.FLOAT, ["rows", "slots", "seq"])
-    pooled = head(builder.op, pool(builder.op, pool_weights, module(builder.op, *tokens)))
-    pooled.type = ir.TensorType(ir.DataType.FLOAT)
-    pooled.shape = ir.Shape(["rows", "slots", head.width or module.sizes.hidden])
-    builder.add_output(pooled, "pooled")
+    result = head(builder.op, pool(builder.op, pool_weights, module(builder.op, *tokens)))
+    result.type = ir.TensorType(ir.DataType.FLOAT)
+    result.shape = ir.Shape(["rows", "slots", head.width or module.sizes.hidden])
+    builder.add_output(result, output)
     for node in graph:
         node.metadata_props.clear()  # where the builder was called from: two fifths of the file
     return ir.Model(graph, ir_version=IR_VERSION, producer_name="ffwd_ort")
 
 
-def _parameters(module: Trunk, head: DenseHead, model: ir.Model) -> list[nn.Parameter]:
+def _parameters(module: Trunk, head: DenseHead | Classifier, model: ir.Model) -> list[nn.Parameter]:
     """Return every parameter, each checked to stand in the graph under its checkpoint name."""
-    named = {**dict(module.named_parameters()), **dict(head.named_parameters("dense"))}
+    named = {**dict(module.named_parameters()), **dict(head.named_parameters(head.name or ""))}
     for name, parameter in named.items():
         if parameter.name != name or model.graph.initializers.get(name) is not parameter:
             raise RefusedError(f"exporter defect: the parameter {name} stands in the graph as {parameter.name}")

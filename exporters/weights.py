@@ -23,9 +23,6 @@ class Weights:
     def __init__(self, tensors: dict[str, tuple[Any, str, Path]]) -> None:
         self._tensors = tensors
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape without reading it; raise CheckpointError if there is none or its type is foreign."""
         file, raw, path = self._find(name)

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 from ffwd_ort.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from ffwd_ort.api import SentenceEncoder
+    from ffwd_ort.api import CrossEncoder, SentenceEncoder
     from ffwd_ort.engine.vectors import l2_normalize
 
-__all__ = ["SentenceEncoder", "__version__", "l2_normalize"]
-_HOMES = {"SentenceEncoder": "ffwd_ort.api", "l2_normalize": "ffwd_ort.engine.vectors"}
+__all__ = ["CrossEncoder", "SentenceEncoder", "__version__", "l2_normalize"]
+_HOMES = {"CrossEncoder": "ffwd_ort.api", "SentenceEncoder": "ffwd_ort.api", "l2_normalize": "ffwd_ort.engine.vectors"}
 
 
 def __getattr__(name: str) -> Any:

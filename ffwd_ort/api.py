@@ -14,6 +14,8 @@ from ffwd_ort.engine.machine import available_cores
 from ffwd_ort.engine.model import Limits, ServedModel
 from ffwd_ort.engine.sequences import Floats
 from ffwd_ort.engine.sessions import PROVIDERS, SessionSettings
+from ffwd_ort.errors import TokenizationFailed
+from ffwd_ort.families import CROSS_ENCODER
 from ffwd_ort.loading import CPU_STEP_TOKENS, make_engine
 
 TEXT_TYPES = ("query", "document")
@@ -21,7 +23,55 @@ NO_TIMEOUT = 365 * 86400.0
 CHUNK = 512  # texts submitted at a time: enough to pack well, few enough to show progress
 
 
-class SentenceEncoder:
+class _Local:
+    """A model and the engine that serves it in this process; a context manager."""
+
+    def __init__(
+        self, spec: ModelSpec, *, provider: str, threads: int | None, limits: Limits, cache_dir: Path | None
+    ) -> None:
+        _permit("provider", provider, PROVIDERS)
+        for name, value, least in (("threads", threads, 1), ("step_tokens", limits.step_tokens, 16)):
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}; at least {least} is permitted")
+        bundle = BundleCache(cache_dir).open(spec.source)
+        failures: list[BaseException] = []
+        self._label = spec.label
+        self._engine: Engine = make_engine(
+            [(spec, bundle)],
+            limits,
+            SessionSettings(provider, threads or available_cores()),
+            on_failure=failures.append,
+            warm_up_seconds=0.0,
+        )
+        self._engine.start()
+        self._engine.wait_until_loaded()
+        if failures:
+            raise failures[0]
+
+    @property
+    def model(self) -> ServedModel:
+        """What is served: family, dimensions, cap, prompts."""
+        return self._engine.models[self._label].served
+
+    @property
+    def provider(self) -> str:
+        """The provider in use, as the runtime reports it."""
+        return self._engine.models[self._label].runner.provider
+
+    def close(self) -> None:
+        """End the engine; calling it again does nothing."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class SentenceEncoder(_Local):
     """Encodes texts to vectors.
 
     `source` is what `--model` takes: a checkpoint folder, a bundle, hf://org/name@revision or
@@ -41,34 +91,11 @@ class SentenceEncoder:
         prompts: dict[str, str] | None = None,
         cache_dir: Path | None = None,
     ) -> None:
-        _permit("provider", provider, PROVIDERS)
         if pooling is not None:
             _permit("pooling", pooling, POOLING)
-        bundle = BundleCache(cache_dir).open(str(source))
         spec = ModelSpec("model", str(source), pooling=pooling, prompts=prompts or {})
-        settings = SessionSettings(provider, threads or available_cores())
-        failures: list[BaseException] = []
-        self._engine: Engine = make_engine(
-            [(spec, bundle)],
-            Limits(max_seq=max_seq, step_tokens=step_tokens),
-            settings,
-            on_failure=failures.append,
-            warm_up_seconds=0.0,
-        )
-        self._engine.start()
-        self._engine.wait_until_loaded()
-        if failures:
-            raise failures[0]
-
-    @property
-    def model(self) -> ServedModel:
-        """What is served: family, dimensions, cap, prompts."""
-        return self._engine.models["model"].served
-
-    @property
-    def provider(self) -> str:
-        """The provider in use, as the runtime reports it."""
-        return self._engine.models["model"].runner.provider
+        limits = Limits(max_seq=max_seq, step_tokens=step_tokens)
+        super().__init__(spec, provider=provider, threads=threads, limits=limits, cache_dir=cache_dir)
 
     def encode(
         self,
@@ -106,7 +133,10 @@ class SentenceEncoder:
 
     def _encode_chunk(self, texts: Sequence[str], start: int, prompt: str, truncate: bool) -> Floats:
         model = self.model
-        encoded = model.tokenizer.encode(texts, prompt=prompt, max_length=model.cap.tokens if truncate else None)
+        try:
+            encoded = model.tokenizer.encode(texts, prompt=prompt, max_length=model.cap.tokens if truncate else None)
+        except TokenizationFailed as error:
+            raise ValueError(f"texts[{start + error.args[0]}] cannot be tokenised: is it valid Unicode?") from None
         for index, text in enumerate(encoded):
             if len(text.ids) > model.cap.tokens:
                 raise ValueError(
@@ -127,17 +157,49 @@ class SentenceEncoder:
             _permit("prompt_name", prompt_name, sorted(model.prompts))
         return model.prompt_for(text_type, prompt_name)
 
-    def close(self) -> None:
-        """End the engine; calling it again does nothing."""
-        self._engine.close()
 
-    def __enter__(self) -> Self:
-        return self
+class CrossEncoder(_Local):
+    """Scores pairs of a query and a document.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    Takes what SentenceEncoder takes; the source is a cross-encoder with one label.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        *,
+        provider: str = "auto",
+        threads: int | None = None,
+        max_seq: int | None = None,
+        step_tokens: int = CPU_STEP_TOKENS,
+        cache_dir: Path | None = None,
     ) -> None:
-        self.close()
+        spec = ModelSpec("model", str(source), kind=CROSS_ENCODER)
+        limits = Limits(max_seq=max_seq, step_tokens=step_tokens)
+        super().__init__(spec, provider=provider, threads=threads, limits=limits, cache_dir=cache_dir)
+
+    def score(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> Floats:
+        """Score each document: raw logits, float32 [n].
+
+        A pair over the model's cap raises ValueError; with `truncate` its document is cut, never the query.
+        """
+        model, cap = self.model, self.model.cap
+        if not documents:
+            return np.zeros(0, np.float32)
+        pairs = model.tokenizer.encode_pairs(query, documents, max_length=cap.tokens if truncate else None)
+        for index, pair in enumerate(pairs):
+            if len(pair.ids) > cap.tokens:
+                raise ValueError(
+                    f"documents[{index}] makes a pair of {pair.counted} tokens; the limit is {cap.tokens} "
+                    f"({cap.bound_by}); pass truncate=True to cut it"
+                )
+        scores: Floats = self._engine.encode("model", model.pair_sequences(pairs), timeout=NO_TIMEOUT).pooled[:, 0]
+        return scores
+
+    def rank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> list[tuple[int, float]]:
+        """Rank documents: (index, raw logit), best first, ties by index."""
+        scores = self.score(query, documents, truncate=truncate)
+        return [(int(i), float(scores[i])) for i in np.argsort(-scores, kind="stable")]
 
 
 def _permit(name: str, value: str, permitted: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ KEY_LENGTH = 16
 
 @dataclass(frozen=True)
 class CachedBundle:
-    """One bundle of the cache, as `cache ls` lists it. `problem` is set if it cannot be opened."""
+    """One entry of the cache, as `cache ls` lists it. `problem` is set if it cannot be opened."""
 
     key: str
     name: str
@@ -36,6 +36,7 @@ class BundleCache:
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or default_cache_dir()
         self._bundles = self.root / "bundles"
+        self._sources = self.root / "sources"
         self._hashes = self.root / "hashes.json"
 
     def find(self, source: str) -> Bundle | None:
@@ -58,6 +59,8 @@ class BundleCache:
         if is_bundle(resolved.path):
             return open_bundle(resolved.path)
         export, hashes, target = self._plan(resolved)
+        if target.is_dir():
+            return self._cached(target)
         with locked(self._bundles / f"{target.name}.lock"):  # a second process waits, and finds it made
             if not target.is_dir():
                 names = {"name": resolved.name, "revision": resolved.revision}
@@ -124,25 +127,35 @@ class BundleCache:
         return known if isinstance(known, dict) else {}
 
     def list(self) -> list[CachedBundle]:
-        """List what is cached, most recently used first."""
-        found = []
-        for path in sorted(self._bundles.glob("*/")) if self._bundles.is_dir() else ():
-            if path.name.startswith("."):
-                continue
-            size = sum(file.stat().st_size for file in path.iterdir())
-            try:
-                manifest = open_bundle(path).manifest
-            except BundleError as error:
-                found.append(CachedBundle(path.name, "?", "?", size, path.stat().st_mtime, str(error)))
-            else:
-                used = (path / MANIFEST).stat().st_mtime
-                found.append(CachedBundle(path.name, manifest.source.name, manifest.family, size, used))
-        return sorted(found, key=lambda bundle: -bundle.used)
+        """List what is kept, exported bundles and fetched checkpoints, most recently used first."""
+        found = [self._describe(path) for path in _folders(self._bundles)]
+        for path in _folders(self._sources):
+            found.append(CachedBundle(path.name, "as fetched", "-", _size(path), path.stat().st_mtime))
+        return sorted(found, key=lambda entry: -entry.used)
+
+    def _describe(self, path: Path) -> CachedBundle:
+        try:
+            manifest = open_bundle(path).manifest
+        except BundleError as error:
+            return CachedBundle(path.name, "?", "?", _size(path), path.stat().st_mtime, str(error))
+        used = (path / MANIFEST).stat().st_mtime
+        return CachedBundle(path.name, manifest.source.name, manifest.family, _size(path), used)
 
     def remove(self, key: str) -> None:
-        """Remove one bundle; raise BundleError if there is none of this key."""
-        known = [bundle.key for bundle in self.list()]
+        """Remove one bundle or fetched checkpoint; raise BundleError if there is none of this key."""
+        known = {path.name: path for root in (self._bundles, self._sources) for path in _folders(root)}
         if key not in known:
-            raise BundleError(f"there is no cached bundle {key!r}; cached: {', '.join(known) or 'none'}")
-        with locked(self._bundles / f"{key}.lock"):
-            remove_tree(self._bundles / key)
+            raise BundleError(f"nothing is cached as {key!r}; cached: {', '.join(sorted(known)) or 'nothing'}")
+        lock = known[key].with_name(f"{key}.lock")
+        with locked(lock):
+            if known[key].is_dir():  # another process may have been quicker
+                remove_tree(known[key])
+
+
+def _folders(root: Path) -> list[Path]:
+    """Return what a folder of the cache keeps; what begins with a dot is being written or removed."""
+    return sorted(path for path in root.glob("*/") if not path.name.startswith(".")) if root.is_dir() else []
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

@@ -73,6 +73,7 @@ class Checkpoint:
     lowercase: bool
     append_eos: bool | None
     eos_token: str | None
+    tokenizer_config: Mapping[str, Any]
     matryoshka_dims: tuple[int, ...] | None
     tokenizer_file: Path
     weight_files: tuple[Path, ...]
@@ -105,6 +106,18 @@ class Checkpoint:
         if type(pad) is not int or not 0 <= pad < self.integer("vocab_size"):
             raise CheckpointError(f"{self.path / 'config.json'}: pad_token_id is {pad!r}; an id is needed")
         return pad
+
+    @property
+    def is_cross_encoder(self) -> bool:
+        """Whether its architecture scores a pair of texts."""
+        return any(name.endswith("ForSequenceClassification") for name in self.architectures)
+
+    @property
+    def labels(self) -> int:
+        """Return how many labels a classifier has; transformers takes two where config.json is silent."""
+        named = self.config.get("id2label")
+        count = len(named) if isinstance(named, dict) else self.config.get("num_labels")
+        return count if type(count) is int else 2
 
 
 class _Files:
@@ -170,6 +183,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         lowercase=bool(sentence_config.get("do_lower_case", False)),
         append_eos=_flag(tokenizer_config, "add_eos_token", trunk_files.root / "tokenizer_config.json"),
         eos_token=_token(tokenizer_config.get("eos_token")),
+        tokenizer_config=MappingProxyType(tokenizer_config),
         matryoshka_dims=_matryoshka(config, trunk_files.root / "config.json"),
         tokenizer_file=_tokenizer(trunk_files),
         weight_files=_weights(trunk_files),
@@ -316,13 +330,14 @@ def _matryoshka(config: dict[str, Any], where: Path) -> tuple[int, ...] | None:
 
 
 def _tokenizer(files: _Files) -> Path:
-    path = files.root / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(
-            f"{files.root} has no tokenizer.json; checkpoints with only vocab.txt, merges.txt or a "
-            "sentencepiece model are not available yet"
-        )
-    return path
+    """Return tokenizer.json, else the vocabulary it can be made from."""
+    for name in ("tokenizer.json", "vocab.txt"):
+        if files.has(name):
+            return files.root / name
+    raise CheckpointError(
+        f"{files.root} has neither tokenizer.json nor vocab.txt; checkpoints with only merges.txt or a "
+        "sentencepiece model are not available yet"
+    )
 
 
 def _weights(files: _Files) -> tuple[Path, ...]:

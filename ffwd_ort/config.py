@@ -18,6 +18,10 @@ QUERY_OPTIONS = ("query", "query_instruct")
 NOT_YET = "is not available yet in this version"
 
 
+# What each flag loads.
+KINDS = {"--model": "embedding", "--reranker-model": "cross_encoder"}
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """One label: which source it serves and what the operator said about it. None: the checkpoint decides."""
@@ -31,6 +35,12 @@ class ModelSpec:
     token_ids: str = "refuse"
     prompts: Mapping[str, str] = field(default_factory=dict)
     api: str = "openai"
+    kind: str = "embedding"
+
+    @property
+    def flag(self) -> str:
+        """The flag that loads labels of this kind."""
+        return next(flag for flag, kind in KINDS.items() if kind == self.kind)
 
 
 def parse_model(flag: str, text: str) -> ModelSpec:
@@ -58,7 +68,7 @@ def parse_model(flag: str, text: str) -> ModelSpec:
             prompts = {**parsed, **prompts}
         elif name in ModelSpec.__dataclass_fields__:
             values[name] = parsed
-    return ModelSpec(label, source, prompts=prompts, **values)
+    return ModelSpec(label, source, prompts=prompts, kind=KINDS[flag], **values)
 
 
 def _split_source(text: str) -> tuple[str, str]:
@@ -236,7 +246,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--model", MODELS, "serve a label on POST /v1/embeddings", metavar="LABEL=SRC[:opts]", repeat=True, default=()),
     Flag("--contextual-model", MODELS, "contextual chunk vectors", metavar="LABEL=SRC", repeat=True, default=(), available=False),
     Flag("--late-model", MODELS, "rerank by late interaction", metavar="LABEL=SRC", repeat=True, default=(), available=False),
-    Flag("--reranker-model", MODELS, "rerank by a cross-encoder", metavar="LABEL=SRC", repeat=True, default=(), available=False),
+    Flag("--reranker-model", MODELS, "rerank by a cross-encoder on POST /v1/rerank", metavar="LABEL=SRC[:opts]", repeat=True, default=()),
     Flag("--demo", MODELS, "serve a small real model from the package index as label 'demo'", _switch, False, switch=True),
     Flag("--cache-dir", MODELS, "where fetched checkpoints and exported bundles are kept", Path, metavar="DIR"),
     Flag("--host", ADDRESS, "address to bind", default="127.0.0.1", metavar="HOST"),
@@ -352,6 +362,7 @@ def _models(values: Mapping[str, Any], positional: str | None) -> tuple[ModelSpe
     from ffwd_ort.sources import DEMO_SOURCE, label_of
 
     specs = [parse_model("--model", text) for text in values["model"]]
+    specs += [parse_model("--reranker-model", text) for text in values["reranker_model"]]
     if values["demo"]:
         specs.append(ModelSpec("demo", DEMO_SOURCE))
     if positional is not None:

@@ -9,7 +9,7 @@ from ffwd_ort.bundle import FORMAT, TOKENIZER, Bundle, Manifest, Sizes, Source, 
 from ffwd_ort.checkpoint import Checkpoint, PoolingConfig
 from ffwd_ort.engine.shapes import seq_ladder
 from ffwd_ort.errors import AdmissionError, CheckpointError
-from ffwd_ort.families import Admission, admit, find_plugin, plugin_fingerprint
+from ffwd_ort.families import CROSS_ENCODER, Admission, admit, find_plugin, plugin_fingerprint
 from ffwd_ort.tokenizer_file import write_tokenizer
 
 EXPORTERS_GROUP = "ffwd_ort.exporters"
@@ -53,7 +53,8 @@ class Export:
     def key(self, hashes: dict[str, str]) -> str:
         """Name everything that the bundle's bytes depend on, besides the files hashed in `hashes`."""
         family = self.admission.family
-        facts = (FORMAT, family.name, self.exporter_version, TARGETS[0], DTYPES[0], *sorted(hashes.items()))
+        recipe = (self.admission.kind, self.pooling, self.normalize, family, family.capacity(self.checkpoint))
+        facts = (FORMAT, *recipe, self.exporter_version, TARGETS[0], DTYPES[0], *sorted(hashes.items()))
         return "\n".join(map(str, facts))
 
 
@@ -62,6 +63,8 @@ def plan_export(checkpoint: Checkpoint) -> Export:
     admission = admit(checkpoint)
     family = admission.family
     pooling = checkpoint.pooling or PoolingConfig((family.pooling,))
+    if admission.kind == CROSS_ENCODER:  # the classifier reads the first token's state
+        pooling = PoolingConfig(("cls",))
     refused = [mode for mode in pooling.modes if mode not in POOLINGS]
     if refused:
         raise AdmissionError(
@@ -75,6 +78,7 @@ def plan_export(checkpoint: Checkpoint) -> Export:
         )
     version = plugin_fingerprint(EXPORTERS_GROUP, family.name)
     normalize = family.normalize if checkpoint.normalize is None else checkpoint.normalize
+    normalize = normalize and admission.kind != CROSS_ENCODER
     return Export(checkpoint, admission, version, pooling, normalize)
 
 
@@ -116,7 +120,7 @@ def export_bundle(
                 weights_sha256=weights_digest(checkpoint, hashes),
                 tokenizer_sha256=hashes[checkpoint.tokenizer_file.name],
             ),
-            dim=dense[-1].out_features if dense else facts.sizes.hidden * len(export.pooling.modes),
+            dim=_dim(export, facts),
             dense=len(dense),
             pooling=export.pooling.modes,
             include_prompt=export.pooling.include_prompt,
@@ -143,6 +147,14 @@ def export_bundle(
         )
 
     return write_bundle(target, fill)
+
+
+def _dim(export: Export, facts: GraphFacts) -> int:
+    """Return the width of what a text comes to: a vector's values, or a pair's one score."""
+    if export.admission.kind == CROSS_ENCODER:
+        return 1
+    dense = export.checkpoint.dense_modules
+    return dense[-1].out_features if dense else facts.sizes.hidden * len(export.pooling.modes)
 
 
 def weights_digest(checkpoint: Checkpoint, hashes: dict[str, str]) -> str:

@@ -13,6 +13,7 @@ from ffwd_ort.checkpoint import Checkpoint
 from ffwd_ort.errors import AdmissionError, RefusedError
 
 MODELS_GROUP = "ffwd_ort.models"
+EMBEDDING, CROSS_ENCODER = "embedding", "cross_encoder"
 # Heads that make a checkpoint something else than an embedder, by the end of the architecture's name.
 FOREIGN_HEADS: Mapping[str, str] = MappingProxyType(
     {
@@ -34,12 +35,14 @@ class ModelFamily:
     first token; with `pad_positions` it is one past the pad token's id, and a pad token that stands in a text
     keeps the pad's position and is not counted (fairseq's rule). `terminal` is a token put after every text
     where neither tokenizer.json nor tokenizer_config.json puts one. `needs_evidence` families are admitted as
-    embedders only when sentence-transformers files say so; `architectures` are admitted without.
+    embedders only when sentence-transformers files say so; `architectures` are the ones admitted at all, and
+    `rerankers` the ones that are cross-encoders.
     """
 
     name: str
     model_types: tuple[str, ...]
     architectures: tuple[str, ...] = ()
+    rerankers: tuple[str, ...] = ()
     pooling: str = "mean"
     normalize: bool = False
     position_offset: int = 0
@@ -138,7 +141,7 @@ def families() -> Iterator[ModelFamily]:
 
 
 def admit(checkpoint: Checkpoint) -> Admission:
-    """Find the family that serves this checkpoint as an embedder.
+    """Find the family that serves this checkpoint, as an embedder or a cross-encoder.
 
     Fails closed: raises AdmissionError saying what was found, what is missing and which families exist.
     """
@@ -150,6 +153,11 @@ def admit(checkpoint: Checkpoint) -> Admission:
     family = next((f for f in installed if checkpoint.model_type in f.model_types), None)
     if family is None:
         raise AdmissionError(f"{found}; no installed family serves that. Families: {names}")
+    reranker = next((a for a in checkpoint.architectures if a in family.rerankers), None)
+    if reranker is not None:
+        if checkpoint.labels != 1:
+            raise AdmissionError(f"{found}; {reranker} has {checkpoint.labels} labels, and reranking needs one")
+        return Admission(family, CROSS_ENCODER, f"its architecture {reranker}")
     for architecture in checkpoint.architectures:
         for head, meaning in FOREIGN_HEADS.items():
             if architecture.endswith(head) and architecture not in family.architectures:
@@ -157,7 +165,7 @@ def admit(checkpoint: Checkpoint) -> Admission:
         if family.architectures and architecture not in family.architectures:
             raise AdmissionError(
                 f"{found}; {architecture} is not an architecture of the family {family.name} "
-                f"({', '.join(family.architectures)}). Families: {names}"
+                f"({', '.join((*family.architectures, *family.rerankers))}). Families: {names}"
             )
     declared = checkpoint.pooling is not None
     if family.needs_evidence and not declared:
@@ -166,4 +174,4 @@ def admit(checkpoint: Checkpoint) -> Admission:
             f"this an embedding model. Families: {names}"
         )
     evidence = "its pooling module" if declared else f"the family's default recipe ({family.pooling} pooling)"
-    return Admission(family, "embedding", evidence)
+    return Admission(family, EMBEDDING, evidence)

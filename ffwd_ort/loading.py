@@ -19,7 +19,14 @@ OpenRunner = Callable[[Bundle, SessionSettings], Runner]
 def limits_of(config: ServerConfig) -> Limits:
     """Gather what the server allows every label."""
     steps = config.step_tokens or (GPU_STEP_TOKENS if config.provider == "cuda" else CPU_STEP_TOKENS)
-    return Limits(config.max_seq, config.max_batch_tokens, steps, config.batch_size, config.memory_utilization)
+    return Limits(
+        max_seq=config.max_seq,
+        max_batch_tokens=config.max_batch_tokens,
+        step_tokens=steps,
+        batch_size=config.batch_size,
+        memory_utilization=config.memory_utilization,
+        workers=config.workers,
+    )
 
 
 def session_settings_of(config: ServerConfig) -> SessionSettings:

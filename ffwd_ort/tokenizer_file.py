@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from ffwd_ort.checkpoint import Checkpoint
 from ffwd_ort.errors import CheckpointError
 from ffwd_ort.families import ModelFamily
+
+SPECIALS = ("unk", "sep", "pad", "cls", "mask")
 
 
 def write_tokenizer(checkpoint: Checkpoint, family: ModelFamily, path: Path) -> tuple[dict[str, int], int]:
@@ -20,7 +22,7 @@ def write_tokenizer(checkpoint: Checkpoint, family: ModelFamily, path: Path) -> 
     """
     where = checkpoint.tokenizer_file
     try:
-        content = orjson.loads(where.read_bytes())
+        content = orjson.loads(where.read_bytes() if where.name == "tokenizer.json" else _word_piece(checkpoint))
         content["padding"] = content["truncation"] = None
         added = content.get("added_tokens") or []
         special = {str(token["content"]): int(token["id"]) for token in added if token.get("special")}
@@ -35,6 +37,38 @@ def write_tokenizer(checkpoint: Checkpoint, family: ModelFamily, path: Path) -> 
     _load(where, content)
     path.write_bytes(orjson.dumps(content))
     return special, bound
+
+
+def _word_piece(checkpoint: Checkpoint) -> bytes:
+    """Make tokenizer.json of vocab.txt as BERT's own tokenizer reads it, by tokenizer_config.json's settings."""
+    config = checkpoint.tokenizer_config
+    tokens = checkpoint.tokenizer_file.read_text(encoding="utf-8").split("\n")
+    vocabulary = {token.rstrip("\r"): i for i, token in enumerate(tokens[:-1] if tokens[-1] == "" else tokens)}
+    names = {name: _token_text(config.get(f"{name}_token"), f"[{name.upper()}]") for name in SPECIALS}
+    missing = [token for token in names.values() if token not in vocabulary]
+    if missing:
+        raise CheckpointError(f"{checkpoint.tokenizer_file} lacks {', '.join(missing)}")
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=names["unk"], max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+        strip_accents=config.get("strip_accents"),
+        lowercase=config.get("do_lower_case", True),
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(list(names.values()))
+    start, end = names["cls"], names["sep"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        f"{start} $A {end}",
+        f"{start} $A {end} $B:1 {end}:1",
+        [(start, vocabulary[start]), (end, vocabulary[end])],
+    )
+    return tokenizer.to_str().encode()
+
+
+def _token_text(given: Any, default: str) -> str:
+    text = given.get("content") if isinstance(given, dict) else given
+    return text if isinstance(text, str) else default
 
 
 def _load(where: Path, content: Any) -> Tokenizer:

@@ -8,4 +8,5 @@ FAMILY = ModelFamily(
     architectures=("BertModel", "BertForMaskedLM", "BertForPreTraining"),
     pooling="mean",
     normalize=False,
+    rerankers=("BertForSequenceClassification",),
 )

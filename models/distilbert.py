@@ -6,4 +6,5 @@ FAMILY = ModelFamily(
     name="distilbert",
     model_types=("distilbert",),
     architectures=("DistilBertModel", "DistilBertForMaskedLM"),
+    rerankers=("DistilBertForSequenceClassification",),
 )

@@ -14,4 +14,9 @@ FAMILY = ModelFamily(
         "CamembertForMaskedLM",
     ),
     pad_positions=True,
+    rerankers=(
+        "RobertaForSequenceClassification",
+        "XLMRobertaForSequenceClassification",
+        "CamembertForSequenceClassification",
+    ),
 )

@@ -104,3 +104,20 @@ def test_closing_twice_is_harmless(tiny: Path, cache_dir: Path) -> None:
     encoder = SentenceEncoder(tiny, cache_dir=cache_dir)
     encoder.close()
     encoder.close()
+
+
+def test_five_poolings_of_a_two_token_text_fit_their_row(tmp_path: Path, cache_dir: Path) -> None:
+    every = ("cls_token", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    folder = write_bert(tmp_path / "five", TinyBert(pooling=every))
+    with SentenceEncoder(folder, cache_dir=cache_dir) as encoder:
+        assert encoder.encode(["", "tide", " "]).shape == (3, 5 * 48)
+        assert min(encoder.model.packing.seqs) >= 20, "every prepared shape has room for them"
+
+
+def test_numbers_that_make_no_sense_and_broken_unicode_are_named(encoder: SentenceEncoder, tiny: Path) -> None:
+    with pytest.raises(ValueError, match="threads is 0; at least 1 is permitted"):
+        SentenceEncoder(tiny, threads=0)
+    with pytest.raises(ValueError, match="step_tokens is 0; at least 16 is permitted"):
+        SentenceEncoder(tiny, step_tokens=0)
+    with pytest.raises(ValueError, match=r"texts\[1\] cannot be tokenised"):
+        encoder.encode(["fine", "\ud800x"])

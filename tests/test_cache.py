@@ -1,5 +1,6 @@
 """The cache of bundles: keyed by content, quick when warm, safe between processes, plain about damage."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -12,8 +13,10 @@ import pytest
 
 from ffwd_ort.bundle import open_bundle, verify_hashes
 from ffwd_ort.cache import BundleCache
+from ffwd_ort.checkpoint import read_checkpoint
 from ffwd_ort.cli.main import main
 from ffwd_ort.errors import BundleError, CheckpointError, SourceError
+from ffwd_ort.export import plan_export
 from ffwd_ort_conformance.tiny import TinyBert, write_bert, write_json
 
 SMALL = TinyBert(layers=1, hidden=12, heads=3, intermediate=16, positions=32)
@@ -197,13 +200,13 @@ def test_cache_ls_lists_keys_sizes_and_names_and_rm_removes_by_key(
     folder: Path, cache: BundleCache, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["cache", "ls", "--cache-dir", str(cache.root)]) == 0
-    assert capsys.readouterr().out == f"0 bundle(s), 0.0 MB in {cache.root}\n"
+    assert capsys.readouterr().out == f"0 kept, 0.0 MB in {cache.root}\n"
     key = cache.open(str(folder)).path.name
     assert main(["cache", "ls", "--cache-dir", str(cache.root)]) == 0
     first, last = capsys.readouterr().out.splitlines()
     assert first.split()[0] == key
     assert first.split()[-2:] == ["bert", "tiny"]
-    assert last.startswith("1 bundle(s), ")
+    assert last.startswith("1 kept, ")
     assert main(["cache", "rm", key, "--cache-dir", str(cache.root)]) == 0
     assert capsys.readouterr().out == f"removed {key}\n"
     assert cache.list() == []
@@ -229,7 +232,7 @@ def test_cache_rm_of_what_is_no_key_is_refused_and_removes_nothing(
     present = cache.open(str(folder)).path.name
     before = sorted(cache.root.rglob("*"))
     assert main(["cache", "rm", key, "--cache-dir", str(cache.root)]) == 3
-    assert capsys.readouterr().err == f"ffwd-ort: there is no cached bundle {key!r}; cached: {present}\n"
+    assert capsys.readouterr().err == f"ffwd-ort: nothing is cached as {key!r}; cached: {present}\n"
     assert sorted(cache.root.rglob("*")) == before
 
 
@@ -298,3 +301,21 @@ def test_a_cache_folder_that_cannot_be_made_is_named(folder: Path, tmp_path: Pat
     (tmp_path / "file").write_text("")
     with pytest.raises(SourceError, match=r"the cache folder .*file.* cannot be written"):
         BundleCache(tmp_path / "file").open(str(folder))
+
+
+def test_fetched_checkpoints_are_listed_and_removed_too(cache: BundleCache, capsys: pytest.CaptureFixture[str]) -> None:
+    fetched = cache.root / "sources" / "some-package-1.0-abcd"
+    fetched.mkdir(parents=True)
+    (fetched / "model.safetensors").write_bytes(b"x" * 2_000_000)
+    assert main(["cache", "ls", "--cache-dir", str(cache.root)]) == 0
+    assert capsys.readouterr().out.split()[:3] == [fetched.name, "2.0", "MB"]
+    assert main(["cache", "rm", fetched.name, "--cache-dir", str(cache.root)]) == 0
+    assert not fetched.exists()
+
+
+def test_the_key_depends_on_the_familys_recipe(folder: Path, cache: BundleCache) -> None:
+    export = plan_export(read_checkpoint(folder))
+    family = dataclasses.replace(export.admission.family, prompts={"query": "q: "})
+    changed = dataclasses.replace(export, admission=dataclasses.replace(export.admission, family=family))
+    keys = {export.key({}), changed.key({}), dataclasses.replace(export, normalize=not export.normalize).key({})}
+    assert len(keys) == 3

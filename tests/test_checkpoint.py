@@ -444,9 +444,11 @@ def test_a_folder_without_config_json_or_that_is_no_folder_is_refused(folder: Pa
         read_checkpoint(folder / "vocab.txt")
 
 
-def test_a_missing_tokenizer_json_is_refused_and_says_what_is_not_read(folder: Path) -> None:
+def test_a_missing_tokenizer_is_refused_and_says_what_is_not_read(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no tokenizer\.json.*vocab\.txt"):
+    assert read_checkpoint(folder).tokenizer_file.name == "vocab.txt"
+    (folder / "vocab.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"neither tokenizer\.json nor vocab\.txt"):
         read_checkpoint(folder)
 
 

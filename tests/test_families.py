@@ -101,7 +101,7 @@ def test_an_unknown_model_type_is_refused_naming_what_was_found_and_the_families
 @pytest.mark.parametrize(
     ("architecture", "meaning"),
     [
-        ("BertForSequenceClassification", "a reranker or classifier"),
+        ("MyBertForSequenceClassification", "a reranker or classifier"),
         ("BertForTokenClassification", "a token classifier"),
         ("BertForQuestionAnswering", "a question-answering model"),
         ("BertLMHeadForCausalLM", "a text generator"),
@@ -115,6 +115,14 @@ def test_a_head_that_makes_it_something_else_is_refused_saying_what_it_is(
         admit(read_checkpoint(folder))
     assert f"{architecture} is {meaning}, not an embedding model" in str(caught.value)
     assert "Families: bert (bert)" in str(caught.value)
+
+
+def test_a_cross_encoder_has_one_label_or_is_refused_with_their_count(folder: Path) -> None:
+    edit(folder, architectures=["BertForSequenceClassification"], id2label={"0": "no", "1": "maybe", "2": "yes"})
+    with pytest.raises(AdmissionError, match="BertForSequenceClassification has 3 labels, and reranking needs one"):
+        admit(read_checkpoint(folder))
+    edit(folder, id2label={"0": "yes"})
+    assert admit(read_checkpoint(folder)).kind == "cross_encoder"
 
 
 @pytest.mark.parametrize("architectures", [["MyOwnBertModel"], ["BertModel", "MyOwnBertModel"]])

@@ -22,6 +22,6 @@ def worst_difference(bundle: Bundle) -> float:
     plan = Plan(EncodeShape(1, 64), (tuple(range(len(ids))),))
     positions = Positions(manifest.pad_id, manifest.position_offset, manifest.pad_positions)
     step = lay_out(plan, sequences, positions)
-    mine = open_runner(bundle, SessionSettings("cpu")).run(step.feeds())
-    theirs = ReferenceRunner(bundle).run(step.feeds())
+    mine = open_runner(bundle, SessionSettings("cpu")).run(step.feeds(manifest.inputs))
+    theirs = ReferenceRunner(bundle).run(step.feeds(manifest.inputs))
     return float(np.abs(mine - theirs).max())

@@ -38,7 +38,7 @@ def make_parser() -> Parser:
     doctor = commands.add_parser("doctor", help="what this machine offers")
     doctor.set_defaults(run=run_doctor)
 
-    cache = commands.add_parser("cache", help="list or remove exported bundles")
+    cache = commands.add_parser("cache", help="list or remove exported bundles and fetched checkpoints")
     actions = cache.add_subparsers(dest="action", required=True, metavar="ls|rm", parser_class=Parser)
     listing = actions.add_parser("ls", help="list them, with sizes")
     remove = actions.add_parser("rm", help="remove some, or all")
@@ -138,7 +138,7 @@ def run_cache_ls(arguments: Any) -> None:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(bundle.used))
         print(f"{bundle.key}  {bundle.size / 1e6:9.1f} MB  {used}  {bundle.family:<10} {bundle.problem or bundle.name}")
     total = sum(bundle.size for bundle in bundles)
-    print(f"{len(bundles)} bundle(s), {total / 1e6:.1f} MB in {cache.root}")
+    print(f"{len(bundles)} kept, {total / 1e6:.1f} MB in {cache.root}")
 
 
 def run_cache_rm(arguments: Any) -> None:

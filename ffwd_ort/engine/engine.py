@@ -20,6 +20,7 @@ from ffwd_ort.engine.sessions import Runner
 from ffwd_ort.engine.shapes import EncodeShape
 from ffwd_ort.errors import (
     Abandoned,
+    Draining,
     FfwdError,
     InferenceFailed,
     NonFiniteVector,
@@ -117,7 +118,7 @@ class Engine:
         if os.getpid() != self._pid:
             raise RuntimeError(f"this engine belongs to process {self._pid}; sessions do not survive a fork")
         if self.state not in (SERVING, DRAINING):  # who drains takes no new requests, but finishes those it has
-            raise NotReady(self.state)
+            raise Draining("the engine is closed") if self.state == CLOSED else NotReady(self.state)
         distinct: dict[bytes, int] = {}
         order = [distinct.setdefault(sequence.key(), len(distinct)) for sequence in sequences]
         firsts = dict(zip(reversed(order), reversed(sequences), strict=True))
@@ -138,22 +139,27 @@ class Engine:
         Raises RequestError: overloaded, past its deadline, abandoned, failed or not finite.
         """
         job, order = self.submit(label, sequences, self._clock() + timeout)
+        try:
+            found = self._wait(job, gone)
+        except BaseException:  # the caller's own interrupt included: nobody waits any more
+            job.abandon()
+            raise
+        queued = (job.started or job.submitted) - job.submitted
+        return Result(np.stack([found[place] for place in order]), queued, job.infer_seconds)
+
+    def _wait(self, job: Job, gone: Callable[[], bool]) -> list[Floats]:
         while True:
             try:
                 left = job.deadline - self._clock()
-                found = job.future.result(min(POLL_SECONDS, left) if job.started is None and left > 0 else POLL_SECONDS)
-                break
+                return job.future.result(min(POLL_SECONDS, left) if job.started is None and left > 0 else POLL_SECONDS)
             except FutureTimeout:
                 self._check_waiting(job, gone)
-        queued = (job.started or job.submitted) - job.submitted
-        return Result(np.stack([found[place] for place in order]), queued, job.infer_seconds)
 
     def _check_waiting(self, job: Job, gone: Callable[[], bool]) -> None:
         error = job.expired(self._clock())
         if error is None and gone():
             error = Abandoned("the client left")
         if error is not None:
-            job.abandon()
             raise error
         if self.state == FAILED and not job.future.done():
             raise InferenceFailed("the engine failed while this request was in a step")
@@ -222,13 +228,13 @@ class Engine:
         usual = model.seconds.get(step.shape, 0.0)
         self._running = (began, began + max(STUCK_SECONDS, STUCK_FACTOR * usual))
         try:
-            output = model.runner.run(step.feeds())
+            output = model.runner.run(step.feeds(model.served.manifest.inputs))
         finally:
             self._running = None
             seconds = self._clock() - began
             for job in {job for job, _ in batch.chosen()}:
                 job.infer_seconds += seconds
-        self._queue.measured(sum(sequences[p.item].length for p in step.placements), seconds)
+        self._queue.measured(step.shape.tokens, seconds)
         if not all(np.isfinite(output[p.row, p.slot : p.slot + p.slots]).all() for p in step.placements):
             raise NonFiniteVector("a vector has NaN or infinity")
         return step, output
@@ -293,7 +299,7 @@ class Engine:
             step = _blank_step(model.served, shape)
             start = self._clock()
             try:
-                model.runner.run(step.feeds())
+                model.runner.run(step.feeds(model.served.manifest.inputs))
             except Exception as error:
                 raise FfwdError(
                     f"{model.served.label}: the shape {shape.rows}x{shape.seq} does not run: {error}; "

@@ -10,8 +10,9 @@ from ffwd_ort.engine.machine import memory_limit, resident_memory
 from ffwd_ort.engine.packing import TOKENS_PER_SLOT, Packing, Positions
 from ffwd_ort.engine.sequences import Floats, Sequence, make_sequence
 from ffwd_ort.engine.shapes import EncodeShape, seq_ladder, step_bytes
-from ffwd_ort.engine.tokenization import Encoded, Tokenizer
+from ffwd_ort.engine.tokenization import Encoded, EncodedPair, Tokenizer
 from ffwd_ort.errors import RefusedError
+from ffwd_ort.families import EMBEDDING
 
 CEILING = 32_768  # tokens of one text, whatever the model
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
@@ -27,6 +28,7 @@ class Limits:
     step_tokens: int = 512
     batch_size: int | None = None
     memory_utilization: float = 0.9
+    workers: int = 1  # that share the memory
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,11 @@ class ServedModel:
         modes = self.pooling if pooling is None else (pooling,)
         return [make_sequence(text.ids, modes, skip) for text in encoded]
 
+    def pair_sequences(self, pairs: list[EncodedPair]) -> list[Sequence]:
+        """Make the engine's sequences of a cross-encoder's pairs; its classifier reads the first token."""
+        typed = "token_type_ids" in self.manifest.inputs
+        return [make_sequence(p.ids, self.pooling, token_types=p.types if typed else None) for p in pairs]
+
     def finish(self, pooled: Floats, *, dimensions: int | None, normalize: bool | None = None) -> Floats:
         """Turn pooled vectors [n, dim] into this label's: cut, then scaled if the label normalises."""
         wanted = self.normalize if normalize is None else normalize
@@ -110,16 +117,13 @@ def settle(spec: ModelSpec, bundle: Bundle, limits: Limits) -> ServedModel:
     pooling = (spec.pooling,) if spec.pooling else manifest.pooling
     tokenizer = Tokenizer(bundle.tokenizer, lowercase=manifest.lowercase)
     cap = _cap(spec, manifest, limits)
-    if cap.tokens <= tokenizer.specials:
+    needed = tokenizer.specials if manifest.kind == EMBEDDING else tokenizer.pair_specials + 1
+    if cap.tokens <= needed:
         raise RefusedError(
-            f"--model {spec.label}: a cap of {cap.tokens} tokens ({cap.bound_by}) leaves no room beside the "
-            f"{tokenizer.specials} special tokens of every text"
+            f"{spec.flag} {spec.label}: a cap of {cap.tokens} tokens ({cap.bound_by}) leaves no room beside the "
+            f"{needed} tokens that every text or pair has"
         )
-    packing = _packing(manifest, cap.tokens, limits)
-    if len(pooling) * TOKENS_PER_SLOT > packing.seqs[-1]:
-        raise RefusedError(
-            f"--model {spec.label}: rows of {packing.seqs[-1]} tokens have no room for {len(pooling)} poolings"
-        )
+    packing = _packing(manifest, cap.tokens, len(pooling), limits)
     packing, cap = _fit(spec, manifest, packing, cap, limits)
     return ServedModel(
         label=spec.label,
@@ -138,19 +142,24 @@ def settle(spec: ModelSpec, bundle: Bundle, limits: Limits) -> ServedModel:
 
 def check_settings(spec: ModelSpec, manifest: Manifest) -> None:
     """Raise RefusedError for a setting that the manifest alone shows to be impossible; nothing is loaded for it."""
+    if manifest.kind != spec.kind:
+        raise RefusedError(
+            f"{spec.flag} {spec.label}: {manifest.source.name} is of kind {manifest.kind}, "
+            f"which {spec.flag} cannot serve"
+        )
     if spec.pooling and manifest.fixed_pooling:
         raise RefusedError(
-            f"--model {spec.label}: pooling={spec.pooling} is not possible, the checkpoint fixes it to "
+            f"{spec.flag} {spec.label}: pooling={spec.pooling} is not possible, the checkpoint fixes it to "
             f"{' and '.join(manifest.pooling)}{' before Dense modules' if manifest.dense else ''}"
         )
     if spec.api not in manifest.api_modes:
         raise RefusedError(
-            f"--model {spec.label}: api={spec.api} is not for the family {manifest.family}, "
+            f"{spec.flag} {spec.label}: api={spec.api} is not for the family {manifest.family}, "
             f"which has {', '.join(manifest.api_modes)}"
         )
     if spec.min_dim is not None and spec.min_dim > manifest.dim:
         raise RefusedError(
-            f"--model {spec.label}: min_dim={spec.min_dim} is above the model's {manifest.dim} dimensions"
+            f"{spec.flag} {spec.label}: min_dim={spec.min_dim} is above the model's {manifest.dim} dimensions"
         )
 
 
@@ -162,16 +171,20 @@ def _cap(spec: ModelSpec, manifest: Manifest, limits: Limits) -> Cap:
     return min(bounds, key=lambda cap: cap.tokens)
 
 
-def _packing(manifest: Manifest, cap: int, limits: Limits) -> Packing:
+def _packing(manifest: Manifest, cap: int, vectors: int, limits: Limits) -> Packing:
+    # A row must have room for all the vectors that one text makes.
+    seqs = seq_ladder(max(cap, vectors * TOKENS_PER_SLOT))
     budget = min(limits.step_tokens, limits.max_batch_tokens)
     # Attention's FLOPs equal the linear layers' at seq = 6 * hidden; it runs at about half their rate
     # (12.7k against 16.6k tokens/s at seq 512 and 128, hidden 384).
-    return Packing(seq_ladder(cap), budget, 3.0 * manifest.sizes.hidden, limits.batch_size)
+    return Packing(
+        tuple(s for s in seqs if s >= vectors * TOKENS_PER_SLOT), budget, 3.0 * manifest.sizes.hidden, limits.batch_size
+    )
 
 
 def _fit(spec: ModelSpec, manifest: Manifest, packing: Packing, cap: Cap, limits: Limits) -> tuple[Packing, Cap]:
     """Drop row lengths whose steps would not fit the memory there is; a length asked for by flag is refused instead."""
-    room = int(memory_limit() * limits.memory_utilization) - resident_memory()
+    room = int(memory_limit() * limits.memory_utilization / limits.workers) - resident_memory()
     room -= manifest.files["model.onnx.data"].size
     sizes = manifest.sizes
 
@@ -185,7 +198,7 @@ def _fit(spec: ModelSpec, manifest: Manifest, packing: Packing, cap: Cap, limits
     largest = max(seqs, default=0)
     if not seqs or cap.bound_by == "--max-seq":
         raise RefusedError(
-            f"--model {spec.label}: rows of {packing.seqs[-1]} tokens do not fit the memory there is "
+            f"{spec.flag} {spec.label}: rows of {packing.seqs[-1]} tokens do not fit the memory there is "
             f"({max(room, 0) >> 20} MiB under --memory-utilization {limits.memory_utilization:g}); "
             + (f"--max-seq {largest} would fit" if largest else "no row fits")
         )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ffwd_ort.engine.sequences import Floats, Ids, Sequence
 from ffwd_ort.engine.shapes import EncodeShape, power_of_two_at_most
 
+Array = npt.NDArray[np.generic]
 # Rows shorter than this hold one text: a lone query takes the smallest row that holds it.
 SHARED_SEQ = 64
 # Tokens of result vectors a row has room for: seq / 4, so two special tokens and little else still pack.
@@ -162,17 +163,13 @@ class EncodeStep:
     input_ids: Ids  # [rows, seq]
     position_ids: Ids  # [rows, seq], restarts at each text
     segment_ids: Ids  # [rows, seq], -1 is padding
+    token_type_ids: Ids  # [rows, seq]
     pool: Floats  # [rows, slots, seq]
     placements: tuple[Placement, ...]
 
-    def feeds(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Name the arrays as the graph's inputs are named."""
-        return {
-            "input_ids": self.input_ids,
-            "position_ids": self.position_ids,
-            "segment_ids": self.segment_ids,
-            "pool": self.pool,
-        }
+    def feeds(self, inputs: Seq[str] = ("input_ids", "position_ids", "segment_ids", "pool")) -> dict[str, Array]:
+        """Name the arrays of the graph's inputs."""
+        return {name: getattr(self, name) for name in inputs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +195,7 @@ def lay_out(plan: Plan, sequences: Seq[Sequence], positions: Positions) -> Encod
     input_ids = np.full((rows, seq), positions.pad_id, np.int32)
     position_ids = np.full((rows, seq), positions.offset, np.int32)
     segment_ids = np.full((rows, seq), -1, np.int32)
+    token_type_ids = np.zeros((rows, seq), np.int32)
     pool = np.zeros((rows, seq // TOKENS_PER_SLOT, seq), np.float32)
     placements = []
     for row, members in enumerate(plan.rows):
@@ -208,9 +206,11 @@ def lay_out(plan: Plan, sequences: Seq[Sequence], positions: Positions) -> Encod
             input_ids[row, start:end] = sequence.ids
             position_ids[row, start:end] = positions.of(sequence.ids)
             segment_ids[row, start:end] = segment
+            if sequence.token_types is not None:
+                token_type_ids[row, start:end] = sequence.token_types
             placements.append(Placement(item, row, slot, len(sequence.slots)))
             for weights in sequence.slots:
                 pool[row, slot, start:end] = weights.weights
                 slot += 1
             start = end
-    return EncodeStep(plan.shape, input_ids, position_ids, segment_ids, pool, tuple(placements))
+    return EncodeStep(plan.shape, input_ids, position_ids, segment_ids, token_type_ids, pool, tuple(placements))

@@ -102,7 +102,10 @@ class FairQueue:
             self._packing[model] = packing
 
     def measured(self, tokens: int, seconds: float) -> None:
-        """Take note of a step's speed: the estimate of a wait rests on it."""
+        """Take note of a step's speed, in tokens computed, padding included: the estimate of a wait rests on it.
+
+        Real tokens would say that a machine with only lone queries to run is a slow one.
+        """
         rate = tokens / max(seconds, 1e-6)
         self._rate = rate if self._rate == 0 else 0.9 * self._rate + 0.1 * rate
 
@@ -115,6 +118,8 @@ class FairQueue:
         with self._changed:
             if self._closed:
                 raise Draining("the engine is closed")
+            if (error := job.expired(self._clock())) is not None:
+                raise error
             if self.estimated_wait() > job.deadline - self._clock():
                 raise Overloaded("the queue is longer than the request may wait")
             self._waiting.setdefault(job.model, deque()).append(job)
@@ -188,9 +193,11 @@ class FairQueue:
         taken: dict[Job, set[int]] = {}
         for job, index in batch.chosen():
             taken.setdefault(job, set()).add(index)
-        for job, index in first:
-            if index not in taken.get(job, ()):
-                job.deficit += job.items[index].length  # nominated, but there was no room
+        unplaced = [(job, index) for job, index in first if index not in taken.get(job, ())]
+        for job, index in unplaced:
+            job.deficit += job.items[index].length
+        if unplaced:  # nominated, but the rows had no room: the next step begins with it
+            ring.rotate(-ring.index(unplaced[0][0]))
         for job, indices in taken.items():
             job.started = job.started or now
             job.pending = [i for i in job.pending if i not in indices]
@@ -212,8 +219,11 @@ def _nominate(ring: deque[Job], budget: int) -> list[tuple[Job, int]]:
             job.deficit += quantum
             for index in reversed(job.pending):
                 length = job.items[index].length
-                if length > job.deficit or (nominees and spent + length > budget):
+                if length > job.deficit:
                     break
+                if nominees and spent + length > budget:
+                    job.deficit -= quantum  # it has the credit but this step no room: the next one begins with it
+                    return nominees
                 nominees.append((job, index))
                 job.deficit -= length
                 spent += length

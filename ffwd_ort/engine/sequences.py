@@ -24,6 +24,7 @@ class Sequence:
 
     ids: Ids  # [tokens]
     slots: tuple[Slot, ...]
+    token_types: Ids | None = None  # [tokens], where a pair's second text is told apart
 
     @property
     def length(self) -> int:
@@ -32,7 +33,8 @@ class Sequence:
 
     def key(self) -> bytes:
         """Identify the sequence: two with equal keys have equal vectors."""
-        return b"".join((self.ids.tobytes(), *(slot.weights.tobytes() for slot in self.slots)))
+        types = b"" if self.token_types is None else self.token_types.tobytes()
+        return b"".join((self.ids.tobytes(), types, *(slot.weights.tobytes() for slot in self.slots)))
 
 
 def _one(n: int, index: int) -> Floats:
@@ -67,10 +69,10 @@ POOLINGS: Mapping[str, Callable[[int, int], Floats]] = MappingProxyType(
 )
 
 
-def make_sequence(ids: Ids, poolings: tuple[str, ...], skip: int = 0) -> Sequence:
-    """Make the sequence of one text.
+def make_sequence(ids: Ids, poolings: tuple[str, ...], skip: int = 0, token_types: Ids | None = None) -> Sequence:
+    """Make the sequence of one text, or of a pair.
 
     `skip` is how many leading tokens (a prompt's) take no part in pooling; at least one token always does.
     """
     skip = min(skip, len(ids) - 1)
-    return Sequence(ids, tuple(Slot(POOLINGS[mode](len(ids), skip)) for mode in poolings))
+    return Sequence(ids, tuple(Slot(POOLINGS[mode](len(ids), skip)) for mode in poolings), token_types)

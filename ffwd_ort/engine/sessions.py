@@ -1,6 +1,7 @@
 """Open a bundle on an execution provider, and say truthfully which one it got."""
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -49,6 +50,8 @@ class SessionSettings:
 
 def import_onnxruntime() -> Any:
     """Import ONNX Runtime; raise ProviderError naming the extras if none of its builds is installed."""
+    # It would report to its makers, ten seconds after it starts, whatever disable_telemetry_events() is told.
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
         import onnxruntime
     except ImportError as error:

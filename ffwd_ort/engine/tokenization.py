@@ -1,6 +1,6 @@
 """Text to token ids: exactly those of the checkpoint's own tokenizer, prompts and truncation included."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,25 @@ class Encoded:
         return self.counted > len(self.ids)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedPair:
+    """A query and a document in the tokenizer's own pair layout, after a cut of the document if there was one.
+
+    `counted` is how many tokens the pair had before; `query` is the query's share: its tokens with the special
+    ones up to and including the separator behind it.
+    """
+
+    ids: Ids
+    types: Ids
+    counted: int
+    query: int
+
+    @property
+    def truncated(self) -> bool:
+        """Whether tokens were cut off."""
+        return self.counted > len(self.ids)
+
+
 class Tokenizer:
     """A bundle's tokenizer. Safe to use from several threads: nothing in it changes after loading."""
 
@@ -36,6 +55,7 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._lowercase = lowercase
         self.specials: int = self._tokenizer.num_special_tokens_to_add(False)
+        self.pair_specials: int = self._tokenizer.num_special_tokens_to_add(True)
 
     def encode(
         self,
@@ -68,21 +88,58 @@ class Tokenizer:
             result.append(Encoded(np.array(encoding.ids, np.int32), counted))
         return result
 
+    def encode_pairs(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        max_length: int | None = None,
+        max_document: int | None = None,
+        direction: str = "right",
+    ) -> list[EncodedPair]:
+        """Tokenise a query with each document; with `max_length`, only the document is ever cut, to fit the pair.
+
+        `max_document` bounds the document's own segment: its tokens and the special ones after it. Raises
+        TokenizationFailed, its argument the document's index, or None for the query.
+        """
+        (left,), rights = self._bare([query], [None]), self._bare(documents, range(len(documents)))
+        head = len(left) + self.specials  # what stands before the document, its separator included
+        pairs = []
+        for right in rights:
+            counted = len(left) + len(right) + self.pair_specials
+            room = len(right) if max_length is None else max_length - len(left) - self.pair_specials
+            if max_document is not None:
+                room = min(room, max(1, max_document - (self.pair_specials - self.specials)))
+            if 0 < room < len(right):
+                right.truncate(room, direction=direction)
+            whole = self._tokenizer.post_process(left, right)
+            pairs.append(EncodedPair(np.array(whole.ids, np.int32), np.array(whole.type_ids, np.int32), counted, head))
+        return pairs
+
+    def _bare(self, texts: Sequence[str], names: Iterable[int | None]) -> list[tokenizers.Encoding]:
+        """Tokenise without special tokens; a failure names its text."""
+        if self._lowercase:
+            texts = [text.lower() for text in texts]
+        try:
+            return list(self._tokenizer.encode_batch(list(texts), add_special_tokens=False))
+        except Exception:  # the library raises bare Exception; one text is to blame
+            return [self._encode_one(name, text, False) for name, text in zip(names, texts, strict=True)]
+
     def prompt_tokens(self, prompt: str) -> int:
         """Count the leading tokens that a prompt takes: its own and the special one before it."""
         if not prompt:
             return 0
         after = self.specials - self._leading_specials()
-        return len(self._tokenizer.encode(prompt)) - after
+        return len(self._tokenizer.encode(prompt.lower() if self._lowercase else prompt)) - after
 
     def _leading_specials(self) -> int:
         special = self._tokenizer.encode("").ids
         with_text = self._tokenizer.encode("a").ids
         return next((i for i, (a, b) in enumerate(zip(special, with_text, strict=False)) if a != b), len(special))
 
-    def _encode_one(self, index: int, text: str) -> tokenizers.Encoding:
+    def _encode_one(self, index: int | None, text: str, specials: bool = True) -> tokenizers.Encoding:
         try:
-            return self._tokenizer.encode(text)
+            return self._tokenizer.encode(text, add_special_tokens=specials)
         except Exception:
             raise TokenizationFailed(index) from None
 

@@ -29,6 +29,12 @@ def finish(pooled: Floats, *, dimensions: int | None, normalize: bool) -> Floats
     return l2_normalize(cut) if normalize else np.ascontiguousarray(cut)
 
 
+def sigmoid(logits: Floats) -> Floats:
+    """Turn logits into numbers between 0 and 1, in float32; large ones saturate and nothing overflows."""
+    small = np.exp(-np.abs(logits.astype(np.float32)))
+    return np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)
+
+
 def to_int8(vectors: Floats) -> npt.NDArray[np.int8]:
     """Quantise as pplx-embed was trained for: tanh(x) * 127 in float32, to nearest, ties to even (http.md 6)."""
     scaled = np.tanh(vectors.astype(np.float32)) * np.float32(127)

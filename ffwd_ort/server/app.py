@@ -12,10 +12,12 @@ from ffwd_ort.server import responses
 from ffwd_ort.server.body import BodyBudget
 from ffwd_ort.server.embeddings import Embeddings
 from ffwd_ort.server.errors import HttpFault, Invalid, fault_of
+from ffwd_ort.server.fields import RequestRules
 from ffwd_ort.server.middleware import Admission, Gate, PostResource
-from ffwd_ort.server.models import Models
+from ffwd_ort.server.models import RERANK_PATHS, Models
+from ffwd_ort.server.rerank import Rerank
 from ffwd_ort.server.status import Health, Live, Ready
-from ffwd_ort.server.validation import MAX_INPUTS, RequestRules
+from ffwd_ort.server.validation import MAX_INPUTS
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,10 @@ def create_app(engine: Engine, config: ServerConfig) -> Application:
 
     app = Application(media_type=falcon.MEDIA_JSON, middleware=[Gate(engine, admission, config.api_keys)])
     app.engine, app.config = engine, config
-    app.add_route("/v1/embeddings", Embeddings(engine, budget, rules, config.request_timeout))
+    model_route = (engine, budget, rules, config.request_timeout)
+    app.add_route("/v1/embeddings", Embeddings(*model_route))
+    for path in RERANK_PATHS:
+        app.add_route(path, Rerank(*model_route))
     app.add_route("/v1/chat/completions", Generation())
     app.add_route("/v1/completions", Generation())
     app.add_route("/v1/models", Models(engine))
@@ -48,6 +53,7 @@ def create_app(engine: Engine, config: ServerConfig) -> Application:
 
     app.add_error_handler(Exception, _internal)
     app.add_error_handler(falcon.HTTPError, lambda req, resp, error, params: _answer(resp, HttpFault("bad_http")))
+    app.add_error_handler(falcon.HTTPBadRequest, lambda req, resp, error, params: _answer(resp, HttpFault("method")))
     app.add_error_handler(falcon.HTTPNotFound, lambda req, resp, error, params: _answer(resp, HttpFault("not_found")))
     app.add_error_handler(RequestError, lambda req, resp, error, params: _answer(resp, fault_of(error)))
     app.add_error_handler(HttpFault, lambda req, resp, error, params: _answer(resp, error))

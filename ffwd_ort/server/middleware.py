@@ -12,7 +12,7 @@ from typing import Any
 
 import falcon
 
-from ffwd_ort.engine.engine import DRAINING, SERVING, Engine
+from ffwd_ort.engine.engine import CLOSED, DRAINING, SERVING, Engine
 from ffwd_ort.server.body import check_declared
 from ffwd_ort.server.errors import HttpFault
 
@@ -113,7 +113,7 @@ class Gate:
         if not resource.public:
             self._check_key(req)
         if resource.states is not None and self._engine.state not in resource.states:
-            raise HttpFault("draining" if self._engine.state == DRAINING else "not_ready")
+            raise HttpFault("draining" if self._engine.state in (DRAINING, CLOSED) else "not_ready")
         if resource.admits:
             check_declared(req.env)
             req.context.timing = Timing()
@@ -122,7 +122,8 @@ class Gate:
 
     def process_response(self, req: falcon.Request, resp: falcon.Response, resource: Any, ok: bool) -> None:
         """Complete the headers and give the place in flight back."""
-        resp.set_header("X-Request-Id", req.context.id)
+        # Falcon refuses a method it does not know before it calls anything here.
+        resp.set_header("X-Request-Id", getattr(req.context, "id", None) or request_id(None))
         timing = getattr(req.context, "timing", None)
         if timing is not None:
             resp.set_header("Server-Timing", timing.header())

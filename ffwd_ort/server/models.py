@@ -6,9 +6,15 @@ import falcon
 
 from ffwd_ort.engine.engine import DRAINING, SERVING, Engine, LoadedModel
 from ffwd_ort.engine.vectors import CODECS
+from ffwd_ort.families import CROSS_ENCODER, EMBEDDING
 from ffwd_ort.server import responses
 from ffwd_ort.server.errors import HttpFault
 from ffwd_ort.server.middleware import Resource
+
+RERANK_PATHS = ["/v1/rerank", "/v2/rerank", "/rerank"]
+# By a label's kind: the routes it serves, and how it scores.
+ROUTES = {EMBEDDING: ["/v1/embeddings"], CROSS_ENCODER: RERANK_PATHS}
+SCORERS = {EMBEDDING: None, CROSS_ENCODER: "logit"}
 
 
 def entry(model: LoadedModel) -> dict[str, Any]:
@@ -20,7 +26,7 @@ def entry(model: LoadedModel) -> dict[str, Any]:
         "created": int(model.loaded_at),
         "owned_by": "ffwd_ort",
         "kind": served.manifest.kind,
-        "routes": ["/v1/embeddings"],
+        "routes": ROUTES[served.manifest.kind],
         "dim": served.dim,
         "min_dim": served.min_dim,
         "max_tokens": served.cap.tokens,
@@ -29,7 +35,7 @@ def entry(model: LoadedModel) -> dict[str, Any]:
         "pooling": "+".join(served.pooling),
         "normalize": served.normalize,
         "prompts": sorted(served.prompts),
-        "scorer": None,
+        "scorer": SCORERS[served.manifest.kind],
         "token_ids": "accept" if served.accepts_token_ids else "refuse",
     }
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import falcon
 import orjson
 
 from ffwd_ort.server.errors import Answer, Problem
@@ -39,3 +40,25 @@ def embeddings(label: str, encoded: Sequence[Any], tokens: int) -> dict[str, Any
         "model": label,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
+
+
+def rerank(request_id: str, label: str, results: Sequence[Any], query_tokens: int, total_tokens: int) -> dict[str, Any]:
+    """Shape the answer of /v1/rerank: results in descending order."""
+    return {
+        "object": "list",
+        "id": request_id,
+        "model": label,
+        "results": results,
+        "usage": {
+            "query_tokens": query_tokens,
+            "document_tokens": total_tokens - query_tokens,
+            "total_tokens": total_tokens,
+            "prompt_tokens": total_tokens,
+        },
+    }
+
+
+def report_cuts(resp: falcon.Response, cut: int) -> None:
+    """Say in a header how many texts were cut, if any were."""
+    if cut:
+        resp.set_header("X-Truncated", str(cut))

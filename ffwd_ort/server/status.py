@@ -6,9 +6,10 @@ from typing import Any
 
 import falcon
 
-from ffwd_ort.engine.engine import FAILED, SERVING, STARTING, Engine, LoadedModel
+from ffwd_ort.engine.engine import CLOSED, DRAINING, FAILED, SERVING, STARTING, Engine, LoadedModel
 from ffwd_ort.server import responses
 from ffwd_ort.server.middleware import Resource
+from ffwd_ort.server.models import SCORERS
 from ffwd_ort.version import VERSION
 
 
@@ -27,7 +28,7 @@ DESCRIBED: dict[str, Callable[[LoadedModel], Any]] = {
     "pooling": lambda m: "+".join(m.served.pooling),
     "normalize": lambda m: m.served.normalize,
     "api": lambda m: m.served.api,
-    "scorer": lambda m: None,
+    "scorer": lambda m: SCORERS[m.served.manifest.kind],
     "release": lambda m: None,
     "max_tokens": lambda m: m.served.cap.tokens,
     "max_tokens_bound_by": lambda m: m.served.cap.bound_by,
@@ -57,9 +58,14 @@ class Status(Resource):
         self._rows = rows
         self._began = time.monotonic()
 
+    @property
+    def state(self) -> str:
+        """The engine's state; one that is closed belongs to a server that drains."""
+        return DRAINING if self._engine.state == CLOSED else self._engine.state
+
     def answer(self, resp: falcon.Response, body: dict[str, Any]) -> None:
         """Send the state."""
-        state = self._engine.state
+        state = self.state
         if state != SERVING:
             resp.status = falcon.HTTP_503
             resp.set_header("Retry-After", "5" if state in (STARTING, FAILED) else "1")
@@ -71,7 +77,7 @@ class Health(Status):
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Answer within a second at any load: nothing here waits for the engine."""
-        state = self._engine.state
+        state = self.state
         body: dict[str, Any] = {"status": state}
         if state == FAILED:
             body["reason"] = "engine_failed"
@@ -88,7 +94,7 @@ class Ready(Status):
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Answer with the state alone."""
-        self.answer(resp, {"status": self._engine.state})
+        self.answer(resp, {"status": self.state})
 
     on_head = on_get
 

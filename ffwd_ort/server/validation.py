@@ -1,23 +1,32 @@
-"""JSON to typed requests: every problem of a phase at once, in the order and words of http.md section 4.4.
+"""Bodies of /v1/embeddings to typed requests: every problem of a phase at once (http.md section 4.4).
 
-Three phases, each run only when the one before is clean: the body as JSON, its fields, its tokens.
+Three phases, each run only when the one before is clean: the body as JSON (fields.py), its fields, its tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import orjson
 
 from ffwd_ort.engine.model import ServedModel
 from ffwd_ort.engine.tokenization import Encoded
 from ffwd_ort.engine.vectors import CODECS
 from ffwd_ort.errors import TokenizationFailed
+from ffwd_ort.families import EMBEDDING
 from ffwd_ort.server.errors import Invalid, Problem
+from ffwd_ort.server.fields import (
+    MISSING,
+    RequestRules,
+    is_integer,
+    over_request_limit,
+    permitted,
+    read_boolean,
+    read_direction,
+    read_enum,
+    read_model,
+    too_many,
+)
 
-MAX_DEPTH = 64
 MAX_INPUTS = 512
-INT32 = range(-(2**31), 2**31)
 POOLINGS = ("mean", "cls", "last")
 TEXT_TYPES: Mapping[str, Mapping[str, str]] = {
     "text_type": {"query": "query", "document": "document"},
@@ -29,20 +38,9 @@ TEXT_TYPES: Mapping[str, Mapping[str, str]] = {
         "passage": "document",
     },
 }
-DIRECTIONS = {"right": "right", "left": "left", "Right": "right", "Left": "left"}
 TOKEN_IDS_REFUSED = (
     "token id arrays are not accepted for this model; send text (LangChain: check_embedding_ctx_length=False)"
 )
-MISSING = object()
-
-
-@dataclass(frozen=True)
-class RequestRules:
-    """What the server's flags say about requests."""
-
-    rows: int | None = None
-    max_request_tokens: int = 120_000
-    auto_truncate: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,42 +59,6 @@ class EmbeddingsRequest:
     direction: str
 
 
-# --- the body -----------------------------------------------------------------------------------------
-
-
-def parse_body(raw: bytes | bytearray) -> dict[str, Any]:
-    """Parse a JSON object; raise Invalid with the one problem of the body."""
-    if not raw:
-        raise Invalid([Problem((), "body required", "missing")])
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        raise Invalid([Problem((), "invalid JSON", "json_invalid")]) from None
-    if _deeper_than(body, MAX_DEPTH):
-        raise Invalid([Problem((), "invalid JSON", "json_invalid")])
-    if not isinstance(body, dict):
-        raise Invalid([Problem((), "body must be a JSON object", "type_error.object")])
-    return body
-
-
-def _deeper_than(value: Any, depth: int) -> bool:
-    """Tell whether containers nest deeper; level by level, as recursion could not be trusted with it."""
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(depth):
-        if not level:
-            return False
-        inner = (item.values() if isinstance(item, dict) else item for item in level)
-        level = [child for children in inner for child in children if isinstance(child, dict | list)]
-    return bool(level)
-
-
-def is_integer(value: Any) -> bool:
-    """Tell whether a JSON number has an integral value of 32 bits: 8, 8.0 and 1e2 do, true does not."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return value == int(value) and int(value) in INT32
-
-
 # --- fields -------------------------------------------------------------------------------------------
 
 
@@ -105,17 +67,17 @@ def embeddings_request(
 ) -> EmbeddingsRequest:
     """Check the fields of /v1/embeddings; raise Invalid with every problem, in the order of the fields."""
     problems: list[Problem] = []
-    model = _model(body, models, problems)
+    model = read_model(body, models, EMBEDDING, problems)
     formats = tuple(CODECS[model.api]) if model else ()
-    encoding_format = _enum(body, "encoding_format", formats, problems, settled=model is not None)
+    encoding_format = read_enum(body, "encoding_format", formats, problems, settled=model is not None)
     encoding_format = encoding_format or next(iter(formats), "")
     dimensions = _dimensions(body, model, encoding_format, problems)
     pooling = _pooling(body, model, problems)
     gives_ids = model is not None and model.accepts_token_ids and _are_token_ids(body.get("input"))
     text_type = None if gives_ids else _text_type(body, model, problems)
     prompt_name = None if gives_ids else _prompt_name(body, model, problems)
-    truncate = _boolean(body, "truncate", problems)
-    direction = _enum(body, "truncation_direction", ("right", "left"), problems, also=DIRECTIONS)
+    truncate = read_boolean(body, "truncate", problems)
+    direction = read_direction(body, problems)
     if gives_ids:
         problems += [
             Problem(("input",), f"token ids take no prompt; remove {name}", "value_error.conflict")
@@ -135,58 +97,8 @@ def embeddings_request(
         pooling=pooling,
         prompt=model.prompt_for(text_type, prompt_name),
         truncate=rules.auto_truncate if truncate is None else truncate,
-        direction=DIRECTIONS[direction or "right"],
+        direction=direction,
     )
-
-
-def _model(body: Mapping[str, Any], models: Mapping[str, ServedModel], problems: list[Problem]) -> ServedModel | None:
-    if "model" not in body:
-        if len(models) == 1:
-            return next(iter(models.values()))
-        problems.append(Problem(("model",), "field required", "missing"))
-        return None
-    label = body["model"]
-    if not isinstance(label, str):
-        problems.append(Problem(("model",), "model must be a string", "type_error.string"))
-    elif label not in models:
-        problems.append(Problem(("model",), "value is not a valid enum member for this endpoint", "enum"))
-    else:
-        return models[label]
-    return None
-
-
-def _permitted(values: Sequence[str]) -> str:
-    return f"value is not a valid enum member; permitted: {', '.join(map(repr, values))}"
-
-
-def _enum(
-    body: Mapping[str, Any],
-    name: str,
-    permitted: Sequence[str],
-    problems: list[Problem],
-    *,
-    settled: bool = True,
-    also: Mapping[str, str] | None = None,
-) -> str | None:
-    """Read a string with few values; where the label is not settled, only its type is checked."""
-    value = body.get(name, MISSING)
-    if value is MISSING:
-        return None
-    if not isinstance(value, str):
-        problems.append(Problem((name,), f"{name} must be a string", "type_error.string"))
-    elif settled and value not in (also or permitted):
-        problems.append(Problem((name,), _permitted(permitted), "enum"))
-    else:
-        return value
-    return None
-
-
-def _boolean(body: Mapping[str, Any], name: str, problems: list[Problem]) -> bool | None:
-    value = body.get(name, MISSING)
-    if value is MISSING or isinstance(value, bool):
-        return None if value is MISSING else bool(value)
-    problems.append(Problem((name,), f"{name} must be a boolean", "type_error.bool"))
-    return None
 
 
 def _dimensions(
@@ -209,7 +121,7 @@ def _dimensions(
 
 
 def _pooling(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str | None:
-    value = _enum(body, "pooling", POOLINGS, problems)
+    value = read_enum(body, "pooling", POOLINGS, problems)
     own = None if model is None else "+".join(model.manifest.pooling)
     if value is not None and model is not None and model.manifest.fixed_pooling and value != own:
         problems.append(Problem(("pooling",), f"pooling is fixed to {own!r} by the checkpoint", "value_error.contract"))
@@ -225,7 +137,7 @@ def _text_type(body: Mapping[str, Any], model: ServedModel | None, problems: lis
             only = f"{name} is only supported for instruction embedding models"
             problems.append(Problem((name,), only, "extra_fields"))
             continue
-        value = _enum(body, name, tuple(values), problems)
+        value = read_enum(body, name, tuple(values), problems)
         if name == "text_type" and value is not None and "input_type" in body:
             alias = "text_type and input_type are aliases; provide only one"
             problems.append(Problem((name,), alias, "value_error.conflict"))
@@ -245,7 +157,7 @@ def _prompt_name(body: Mapping[str, Any], model: ServedModel | None, problems: l
         only = "prompt_name is only supported for models with prompts"
         problems.append(Problem(where, only, "extra_fields"))
     elif model is not None and value not in model.prompts:
-        problems.append(Problem(where, _permitted(sorted(model.prompts)), "enum"))
+        problems.append(Problem(where, permitted(sorted(model.prompts)), "enum"))
     elif "text_type" in body or "input_type" in body:
         both = "prompt_name and text_type both select a prompt; provide only one"
         problems.append(Problem(where, both, "value_error.conflict"))
@@ -271,11 +183,11 @@ def _input(
     elif not value:
         problems.append(Problem(where, "input must contain at least 1 item", "value_error.list.min_items"))
     elif is_integer(value[0]) and _are_token_ids(value):
-        return None, _token_ids(model, [value], (), problems)
+        return None, _token_ids(model, [value], (), rules, problems)
     elif (problem := _too_many(len(value), rules)) is not None:
         problems.append(problem)
     elif _are_token_ids(value):
-        return None, _token_ids(model, value, tuple(range(len(value))), problems)
+        return None, _token_ids(model, value, tuple(range(len(value))), rules, problems)
     else:
         before = len(problems)
         for index, item in enumerate(value):
@@ -298,19 +210,26 @@ def _are_token_ids(value: Any) -> bool:
 
 def _too_many(count: int, rules: RequestRules) -> Problem | None:
     most = min(MAX_INPUTS, rules.rows or MAX_INPUTS)
-    if count <= most:
-        return None
-    suffix = f" (bound by --rows {rules.rows})" if most < MAX_INPUTS else ""
-    return Problem(("input",), f"input must contain at most {most} items{suffix}", "value_error.list.max_items")
+    bound_by = f"bound by --rows {rules.rows}" if most < MAX_INPUTS else ""
+    return too_many("input", count, most, bound_by) if count > most else None
 
 
 def _token_ids(
-    model: ServedModel | None, lists: list[list[Any]], places: tuple[int, ...], problems: list[Problem]
+    model: ServedModel | None,
+    lists: list[list[Any]],
+    places: tuple[int, ...],
+    rules: RequestRules,
+    problems: list[Problem],
 ) -> list[list[int]] | None:
     if model is None:
         return None
     if not model.accepts_token_ids:
         problems.append(Problem(("input",), TOKEN_IDS_REFUSED, "type_error.token_ids"))
+        return None
+    # Before each id is looked at: millions of them would make as many problems.
+    over = over_request_limit("input", sum(map(len, lists)), rules)
+    if over is not None:
+        problems.append(over)
         return None
     before = len(problems)
     between = f"token id must be between 0 and {model.vocabulary - 1}"
@@ -347,10 +266,8 @@ def tokens(request: EmbeddingsRequest, rules: RequestRules) -> list[Encoded]:
         if len(text.ids) > cap.tokens
     ]
     total = sum(len(text.ids) for text in encoded if len(text.ids) <= cap.tokens)
-    if total > rules.max_request_tokens:
-        most = f"(counted {total}; bound by --max-request-tokens {rules.max_request_tokens})"
-        message = f"request exceeds the request token limit {most}"
-        problems.insert(0, Problem(("input",), message, "value_error.context_length"))
+    over = over_request_limit("input", total, rules)
+    problems = [over, *problems] if over else problems
     if problems:
         raise Invalid(problems)
     return encoded

@@ -28,7 +28,7 @@ from ffwd_ort.server.middleware import request_id
 
 log = logging.getLogger(__name__)
 
-HEADER_SECONDS = 10.0  # from the first byte of a request to the end of its headers
+HEADER_SECONDS = 10.0  # from when a request is waited for to the end of its headers
 SEND_SECONDS = 60.0  # for a client to take a piece of its answer
 LINGER_SECONDS = 2.0  # for a client to close after us, so that its unread bytes do not reset our answer
 LINGER_BYTES = 1 << 16  # read and thrown away meanwhile, at most
@@ -52,6 +52,8 @@ class DeadlineSocket(socket.socket):
         if self.deadline is None or flags:
             return super().recv(size, flags)
         left = self.deadline - time.monotonic()
+        if (own := self.gettimeout()) is not None:  # gunicorn's, while it drains a body that nobody read
+            left = min(left, own)
         if left <= 0:
             raise TimeoutError("the deadline for this request's bytes has passed")
         self.settimeout(left)
@@ -91,6 +93,11 @@ class FfwdWorker(ThreadWorker):  # type: ignore[misc]
             return super().handle(conn)
         finally:
             conn.sock.deadline = None
+
+    def _keepalive_after(self, conn: TConn, keepalive: Any) -> Any:
+        """Drain what the application left of a body, in gunicorn's own time rather than the body's."""
+        conn.sock.deadline = None
+        return super()._keepalive_after(conn, keepalive)
 
     def finish_request(self, conn: TConn, future: Any) -> None:
         """Keep a connection, or close it without waiting for its client: this is the thread that accepts."""

@@ -55,9 +55,15 @@ def first_source(settled: ServerConfig) -> str:
     return settled.models[0].source
 
 
+def last_reranker(settled: ServerConfig) -> str | None:
+    rerankers = [spec.source for spec in settled.models if spec.kind == "cross_encoder"]
+    return rerankers[-1] if rerankers else None
+
+
 # flag: (a text, what it becomes, another text, what that becomes, where it is seen)
 VALUES: dict[str, tuple[str, Any, str, Any, Look]] = {
     "--model": ("a=x", "x", "b=y", "y", first_source),
+    "--reranker-model": ("r=x", "x", "s=y", "y", last_reranker),
     "--cache-dir": ("/a", Path("/a"), "/b", Path("/b"), field("cache_dir")),
     "--host": ("0.0.0.0", "0.0.0.0:8000", "localhost", "localhost:8000", field("bind")),
     "--port": ("0", "127.0.0.1:0", "65535", "127.0.0.1:65535", field("bind")),

@@ -1,6 +1,8 @@
 """The engine with real sessions: same vector in any company, and an answer for every request whatever breaks."""
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -319,3 +321,15 @@ def test_the_numpy_evaluator_agrees_with_the_runtime(start: Start, bundle: Bundl
     finally:
         reference.close()
     assert np.abs(found - engine.encode("tiny", sequences).pooled).max() < 1e-5
+
+
+def test_the_runtime_reports_nothing_to_its_makers(bundle: Bundle, tmp_path: Path) -> None:
+    """Left to itself it writes a device id beside its queue of events within a tenth of a second."""
+    script = (
+        "import sys, time; from pathlib import Path; from ffwd_ort.bundle import open_bundle\n"
+        "from ffwd_ort.engine.sessions import SessionSettings, open_runner\n"
+        "open_runner(open_bundle(Path(sys.argv[1])), SessionSettings('cpu')); time.sleep(1)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("ORT_", "XDG_"))} | {"HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script, str(bundle.path)], env=environment, check=True, timeout=60)
+    assert list(tmp_path.rglob("*")) == []

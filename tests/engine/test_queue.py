@@ -62,6 +62,59 @@ def test_requests_share_the_tokens_evenly_whatever_their_texts_lengths() -> None
     assert 0.5 < done[0] / done[1] < 2.0
 
 
+def steps_until_done(queue: FairQueue, job: Job) -> int:
+    steps = 0
+    while job.pending:
+        assert queue.take() is not None
+        steps += 1
+    return steps
+
+
+@pytest.mark.parametrize("length", [5, 60, 300, 507, 512])
+def test_a_text_of_any_length_gets_its_turn_beside_a_bulk_request(length: int) -> None:
+    """A request with the credit but no room left in a step was once sent to the back, for ever."""
+    queue = make_queue(Clock())
+    queue.put(make_job(*[100] * 512))
+    queue.take()
+    query = make_job(length)
+    queue.put(query)
+    assert steps_until_done(queue, query) <= 4
+
+
+def test_a_text_that_the_rows_had_no_room_for_begins_the_next_step() -> None:
+    """Three texts of 150 tokens are within the budget of 512, but two rows of 256 hold two of them."""
+    queue = make_queue(Clock())
+    jobs = [make_job(*[150] * 100) for _ in range(3)]
+    for job in jobs:
+        queue.put(job)
+    for _ in range(60):
+        queue.take()
+    done = [100 - len(job.pending) for job in jobs]
+    assert min(done) >= 0.6 * max(done), done
+
+
+@given(st.lists(st.lists(st.integers(1, 512), min_size=30, max_size=60), min_size=2, max_size=5))
+def test_no_request_waits_for_the_others_to_be_done(requests: list[list[int]]) -> None:
+    queue = make_queue(Clock())
+    jobs = [make_job(*lengths) for lengths in requests]
+    for job in jobs:
+        queue.put(job)
+    waited = dict.fromkeys(jobs, 0)
+    while all(job.pending for job in jobs):
+        batch = queue.take()
+        assert batch is not None
+        served = {job for job, _ in batch.chosen()}
+        for job in jobs:
+            waited[job] = 0 if job in served else waited[job] + 1
+        assert max(waited.values()) <= 2 * len(jobs)
+
+
+def test_a_deadline_that_has_passed_is_said_to_be_one() -> None:
+    queue = make_queue(Clock())
+    with pytest.raises(DeadlineExceeded):
+        queue.put(make_job(8, deadline=99.0))
+
+
 def test_models_take_turns() -> None:
     queue = make_queue(Clock(), "a", "b")
     queue.put(make_job(*[200] * 50, model="a"))

@@ -254,3 +254,22 @@ def test_health_reports_settled_values(fleet: Server) -> None:
     assert tiny["shapes_not_run"] == [] and len(tiny["weights_sha256"]) == 64 and tiny["rows"] == 512
     assert fleet.get("/ready").json() == {"status": "serving"}
     assert fleet.get("/live").json() == {"status": "alive"}
+
+
+def test_a_method_nobody_knows_is_405_with_a_request_id(fleet: Server) -> None:
+    for method in ("WEBSOCKET", "BREW"):
+        reply = fleet.request(method, "/health")
+        assert reply.status == 405 and len(reply.headers["x-request-id"]) == 32
+
+
+def test_an_unread_body_that_never_comes_holds_nothing_for_long(fleet: Server) -> None:
+    began = time.monotonic()
+    received = fleet.raw(head("POST", "/nope", "Content-Length: 1000"), timeout=30)
+    assert status_of(received) == 404 and time.monotonic() - began < 9
+    assert "Traceback" not in fleet.output
+
+
+def test_a_flood_of_wrong_token_ids_is_one_problem(fleet: Server) -> None:
+    reply = fleet.post({"model": "ids", "input": [10**6] * 200_000})
+    assert reply.status == 422 and len(reply.json()["detail"]) == 1
+    assert reply.json()["error"]["code"] == "value_error.context_length"
