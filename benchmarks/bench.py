@@ -169,42 +169,53 @@ def main() -> None:
     """Run both comparisons, print the tables, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", choices=["engines", "http"], help="one of the two tables")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/bench.json"))
     arguments = parser.parse_args()
     threads, folder = available_cores(), minilm()
     packages = ("onnxruntime", "torch", "sentence-transformers", "gunicorn")
     print(f"all-MiniLM-L6-v2, float32, {threads} threads, {platform.machine()}, Python {platform.python_version()}")
     print(", ".join(f"{name} {version(name)}" for name in packages), flush=True)
+    results: dict[str, Any] = {}
     with SentenceEncoder(folder, provider="cpu") as encoder:
-        engines = compare_engines(encoder, folder, arguments.rounds, threads)
-        rows = [
-            [
-                name,
-                f"{r['engine_ms']:.1f}",
-                f"{r['padded_ratio']:.2f}",
-                f"{r['torch_ratio']:.2f}",
-                f"{r['tokens_per_second']:.0f}",
-                f"{r['fill']:.2f}",
-                f"{r['ceiling_share']:.0%}",
-                f"{max(r['spread'].values()):.0%}",
-            ]
-            for name, r in engines.items()
-        ]
-        header = ["texts", "engine ms", "padded /", "torch /", "tokens/s", "fill", "of ceiling", "spread"]
-        print("\n" + table(header, rows))
-        print(
-            "padded /, torch /: how many times longer the same graph padded, and sentence-transformers, take",
-            flush=True,
-        )
-        http = compare_http(encoder, folder, max(1, arguments.rounds // 2))
-        rows = [
-            [name, f"{r['texts_per_second']:.0f}", f"{r['engine_share']:.0%}", f"{max(r['spread'].values()):.0%}"]
-            for name, r in http.items()
-        ]
-        print("\n" + table(["HTTP requests", "texts/s", "of bare engine", "spread"], rows))
+        if arguments.only != "http":
+            results["engines"] = compare_engines(encoder, folder, arguments.rounds, threads)
+            print_engines(results["engines"])
+        if arguments.only != "engines":
+            results["http"] = compare_http(encoder, folder, max(1, arguments.rounds // 2))
+            print_http(results["http"])
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps({"engines": engines, "http": http}, indent=1) + "\n")
+    arguments.json.write_text(json.dumps(results, indent=1) + "\n")
     print(f"\nwritten to {arguments.json}")
+
+
+def print_engines(engines: dict[str, Any]) -> None:
+    """Print the first table."""
+    rows = [
+        [
+            name,
+            f"{r['engine_ms']:.1f}",
+            f"{r['padded_ratio']:.2f}",
+            f"{r['torch_ratio']:.2f}",
+            f"{r['tokens_per_second']:.0f}",
+            f"{r['fill']:.2f}",
+            f"{r['ceiling_share']:.0%}",
+            f"{max(r['spread'].values()):.0%}",
+        ]
+        for name, r in engines.items()
+    ]
+    header = ["texts", "engine ms", "padded /", "torch /", "tokens/s", "fill", "of ceiling", "spread"]
+    print("\n" + table(header, rows))
+    print("padded /, torch /: how many times longer the same graph padded, and sentence-transformers, take", flush=True)
+
+
+def print_http(http: dict[str, Any]) -> None:
+    """Print the second table."""
+    rows = [
+        [name, f"{r['texts_per_second']:.0f}", f"{r['engine_share']:.0%}", f"{max(r['spread'].values()):.0%}"]
+        for name, r in http.items()
+    ]
+    print("\n" + table(["HTTP requests", "texts/s", "of bare engine", "spread"], rows))
 
 
 if __name__ == "__main__":

