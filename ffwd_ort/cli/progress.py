@@ -13,10 +13,9 @@ from ffwd_ort.export import Progress
 def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Progress]:
     """Give a callback that draws a bar on standard error, if that is a terminal."""
     console = Console(stderr=True)
-    with Bars(console=console, disable=quiet or not console.is_terminal, transient=True) as bars:
-        tasks = {"": bars.add_task(title, total=None)}
-
-        def report(what: str, done: int, total: int) -> None:
-            bars.update(tasks[""], description=f"{title} {what}", completed=done, total=total)
-
-        yield report
+    if quiet or not console.is_terminal:
+        yield lambda what, done, total: None
+        return
+    with Bars(console=console, transient=True) as bars:
+        task = bars.add_task(title, total=None)
+        yield lambda what, done, total: bars.update(task, description=f"{title} {what}", completed=done, total=total)

@@ -139,6 +139,7 @@ def test_a_chunked_body_is_read_and_one_that_grows_too_large_refused(fleet: Serv
         b"nonsense\r\n\r\n",
         b"GET /health HTTP/9.9\r\n\r\n",
     ],
+    ids=["chunk size", "length", "length and chunks", "coding", "no request", "version"],
 )
 def test_broken_framing_is_400_as_json(fleet: Server, raw: bytes) -> None:
     received = fleet.raw(raw, timeout=8)
@@ -160,6 +161,7 @@ def test_a_body_that_ends_early_is_400(fleet: Server) -> None:
         (head("GET", "/" + "x" * 5000), 414, "uri_too_long"),
         (post(BODY, "Expect: maybe"), 417, "expectation_failed"),
     ],
+    ids=["long field", "many fields", "long line", "expectation"],
 )
 def test_limits_of_the_http_layer_are_answered_as_json(fleet: Server, raw: bytes, status: int, code: str) -> None:
     received = fleet.raw(raw)
