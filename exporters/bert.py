@@ -92,7 +92,7 @@ class Encoder(nn.Module):
 
     def __init__(self, sizes: Sizes, epsilon: float, act: str) -> None:
         super().__init__()
-        self.layer = nn.ModuleList([Layer(sizes, epsilon, act) for _ in range(sizes.layers)])
+        self.layer = nn.ModuleList([Layer(Attention(sizes, epsilon), sizes, epsilon, act) for _ in range(sizes.layers)])
 
     def forward(self, op: Any, x: ir.Value, mask: ir.Value) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
@@ -104,9 +104,9 @@ class Encoder(nn.Module):
 class Layer(nn.Module):
     """Attention, then the MLP; each is added to its input and normalised."""
 
-    def __init__(self, sizes: Sizes, epsilon: float, act: str) -> None:
+    def __init__(self, attention: nn.Module, sizes: Sizes, epsilon: float, act: str) -> None:
         super().__init__()
-        self.attention = Attention(sizes, epsilon)
+        self.attention = attention
         self.intermediate = Intermediate(sizes, act)
         self.output = Output(sizes.intermediate, sizes.hidden, epsilon)
 

@@ -138,6 +138,21 @@ class LayerNorm(nn.Module):
         return op.LayerNormalization(x, self.weight, self.bias, axis=-1, epsilon=self.epsilon)
 
 
+class WordsAndPositions(nn.Module):
+    """Word and learned position, normalised: BERT's embeddings without token types."""
+
+    def __init__(self, vocabulary: int, positions: int, hidden: int, epsilon: float) -> None:
+        super().__init__()
+        self.word_embeddings = Embedding(vocabulary, hidden)
+        self.position_embeddings = Embedding(positions, hidden)
+        self.LayerNorm = LayerNorm(hidden, epsilon)
+
+    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value) -> ir.Value:
+        """Two int32 [rows, seq] -> [rows, seq, hidden]."""
+        words = self.word_embeddings(op, input_ids)
+        return self.LayerNorm(op, op.Add(words, self.position_embeddings(op, position_ids)))
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square normalisation over the last axis; `plus` is 1 where the weight is stored less one."""
 

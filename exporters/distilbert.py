@@ -8,9 +8,9 @@ from onnxscript import nn
 from ffwd_ort.bundle import Sizes
 from ffwd_ort.checkpoint import Checkpoint
 from ffwd_ort_exporters.blocks import (
-    Embedding,
     LayerNorm,
     Linear,
+    WordsAndPositions,
     activation,
     attention,
     check_activation,
@@ -34,27 +34,13 @@ class DistilBertTrunk(Trunk):
             intermediate=checkpoint.integer("hidden_dim"),
             vocabulary=checkpoint.integer("vocab_size"),
         )
-        self.embeddings = Embeddings(self.sizes, checkpoint.integer("max_position_embeddings"))
+        positions = checkpoint.integer("max_position_embeddings")
+        self.embeddings = WordsAndPositions(self.sizes.vocabulary, positions, self.sizes.hidden, EPSILON)
         self.transformer = Transformer(self.sizes, check_activation(checkpoint.config.get("activation", "gelu")))
 
     def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value, segment_ids: ir.Value) -> ir.Value:
         """Three int32 [rows, seq] -> float32 [rows, seq, hidden]."""
         return self.transformer(op, self.embeddings(op, input_ids, position_ids), segment_mask(op, segment_ids))
-
-
-class Embeddings(nn.Module):
-    """Word and position, normalised."""
-
-    def __init__(self, sizes: Sizes, positions: int) -> None:
-        super().__init__()
-        self.word_embeddings = Embedding(sizes.vocabulary, sizes.hidden)
-        self.position_embeddings = Embedding(positions, sizes.hidden)
-        self.LayerNorm = LayerNorm(sizes.hidden, EPSILON)
-
-    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value) -> ir.Value:
-        """Two int32 [rows, seq] -> [rows, seq, hidden]."""
-        words = self.word_embeddings(op, input_ids)
-        return self.LayerNorm(op, op.Add(words, self.position_embeddings(op, position_ids)))
 
 
 class Transformer(nn.Module):

@@ -1,4 +1,4 @@
-"""MPNet's graph. Attribute names are the checkpoint's; the MLP is BERT's."""
+"""MPNet's graph. Attribute names are the checkpoint's; the block around attention is BERT's."""
 
 import math
 from typing import Any
@@ -9,8 +9,16 @@ from onnxscript import nn
 
 from ffwd_ort.bundle import Sizes
 from ffwd_ort.checkpoint import Checkpoint
-from ffwd_ort_exporters.bert import Intermediate, Output, bert_sizes
-from ffwd_ort_exporters.blocks import Embedding, LayerNorm, Linear, attention, check_activation, segment_mask
+from ffwd_ort_exporters.bert import Layer, bert_sizes
+from ffwd_ort_exporters.blocks import (
+    Embedding,
+    LayerNorm,
+    Linear,
+    WordsAndPositions,
+    attention,
+    check_activation,
+    segment_mask,
+)
 from ffwd_ort_exporters.native import Trunk, native_exporter
 
 FARTHEST = 128  # distances beyond this share a bucket
@@ -24,7 +32,8 @@ class MPNetTrunk(Trunk):
         self.sizes = bert_sizes(checkpoint)
         epsilon = checkpoint.number("layer_norm_eps", 1e-12)
         act = check_activation(checkpoint.config.get("hidden_act", "gelu"))
-        self.embeddings = Embeddings(self.sizes, checkpoint.integer("max_position_embeddings"), epsilon)
+        positions = checkpoint.integer("max_position_embeddings")
+        self.embeddings = WordsAndPositions(self.sizes.vocabulary, positions, self.sizes.hidden, epsilon)
         buckets = checkpoint.config.get("relative_attention_num_buckets", 32)
         self.encoder = Encoder(self.sizes, epsilon, act, int(buckets))
 
@@ -34,27 +43,12 @@ class MPNetTrunk(Trunk):
         return self.encoder(op, x, segment_mask(op, segment_ids), op.Shape(input_ids, start=1, end=2))
 
 
-class Embeddings(nn.Module):
-    """Word and position, normalised."""
-
-    def __init__(self, sizes: Sizes, positions: int, epsilon: float) -> None:
-        super().__init__()
-        self.word_embeddings = Embedding(sizes.vocabulary, sizes.hidden)
-        self.position_embeddings = Embedding(positions, sizes.hidden)
-        self.LayerNorm = LayerNorm(sizes.hidden, epsilon)
-
-    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value) -> ir.Value:
-        """Two int32 [rows, seq] -> [rows, seq, hidden]."""
-        words = self.word_embeddings(op, input_ids)
-        return self.LayerNorm(op, op.Add(words, self.position_embeddings(op, position_ids)))
-
-
 class Encoder(nn.Module):
     """The stack, and the bias that every layer adds to its scores."""
 
     def __init__(self, sizes: Sizes, epsilon: float, act: str, buckets: int) -> None:
         super().__init__()
-        self.layer = nn.ModuleList([Layer(sizes, epsilon, act) for _ in range(sizes.layers)])
+        self.layer = nn.ModuleList([Layer(Attention(sizes, epsilon), sizes, epsilon, act) for _ in range(sizes.layers)])
         self.relative_attention_bias = Embedding(buckets, sizes.heads)
         self.buckets = bucket_table(buckets)
 
@@ -85,21 +79,6 @@ def bucket_table(buckets: int) -> np.ndarray:
         steps = np.log(distance.astype(np.float32) / np.float32(exact)) / np.float32(math.log(FARTHEST / exact))
     large = exact + np.where(distance > 0, steps * np.float32(half - exact), 0).astype(np.int64)
     return np.where(ahead > 0, half, 0) + np.where(distance < exact, distance, np.minimum(large, half - 1))
-
-
-class Layer(nn.Module):
-    """Attention, then the MLP; each is added to its input and normalised."""
-
-    def __init__(self, sizes: Sizes, epsilon: float, act: str) -> None:
-        super().__init__()
-        self.attention = Attention(sizes, epsilon)
-        self.intermediate = Intermediate(sizes, act)
-        self.output = Output(sizes.intermediate, sizes.hidden, epsilon)
-
-    def forward(self, op: Any, x: ir.Value, scores: ir.Value) -> ir.Value:
-        """[rows, seq, hidden] -> the same."""
-        x = self.attention(op, x, scores)
-        return self.output(op, self.intermediate(op, x), x)
 
 
 class Attention(nn.Module):

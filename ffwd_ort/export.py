@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ffwd_ort.bundle import FORMAT, TOKENIZER, Bundle, Manifest, Sizes, Source, sha256, write_bundle
 from ffwd_ort.checkpoint import Checkpoint, PoolingConfig
+from ffwd_ort.engine.sequences import POOLINGS
 from ffwd_ort.engine.shapes import seq_ladder
 from ffwd_ort.errors import AdmissionError, CheckpointError
 from ffwd_ort.families import CROSS_ENCODER, Admission, admit, find_plugin, plugin_fingerprint
@@ -15,7 +16,6 @@ from ffwd_ort.tokenizer_file import write_tokenizer
 EXPORTERS_GROUP = "ffwd_ort.exporters"
 TARGETS = ("cpu",)
 DTYPES = ("f32",)
-POOLINGS = ("cls", "mean", "mean_sqrt_len", "weighted_mean", "last")
 
 Progress = Callable[[str, int, int], None]  # what, done, total
 

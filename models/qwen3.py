@@ -2,6 +2,9 @@
 
 from ffwd_ort.families import ModelFamily
 
+# What Qwen3-Embedding's authors put before queries; documents get nothing. No space before the text.
+QUERY = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+
 FAMILY = ModelFamily(
     name="qwen3",
     model_types=("qwen3",),
@@ -10,4 +13,5 @@ FAMILY = ModelFamily(
     normalize=True,
     terminal="<|endoftext|>",
     needs_evidence=True,
+    prompts={"query": QUERY},
 )

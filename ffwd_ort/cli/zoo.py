@@ -27,7 +27,7 @@ def _prompts(family: ModelFamily) -> Iterator[str]:
 
 
 def _code(text: str) -> str:
-    return "`" + text.replace("|", "\\|") + "`"
+    return "`" + text.replace("|", "\\|").replace("\n", "\\n") + "`"
 
 
 def markdown() -> str:

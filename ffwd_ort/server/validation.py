@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ffwd_ort.config import POOLING
 from ffwd_ort.engine.model import ServedModel
 from ffwd_ort.engine.tokenization import Encoded
 from ffwd_ort.engine.vectors import CODECS
@@ -27,7 +28,6 @@ from ffwd_ort.server.fields import (
 )
 
 MAX_INPUTS = 512
-POOLINGS = ("mean", "cls", "last")
 TEXT_TYPES: Mapping[str, Mapping[str, str]] = {
     "text_type": {"query": "query", "document": "document"},
     "input_type": {
@@ -121,7 +121,7 @@ def _dimensions(
 
 
 def _pooling(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str | None:
-    value = read_enum(body, "pooling", POOLINGS, problems)
+    value = read_enum(body, "pooling", POOLING, problems)
     own = None if model is None else "+".join(model.manifest.pooling)
     if value is not None and model is not None and model.manifest.fixed_pooling and value != own:
         problems.append(Problem(("pooling",), f"pooling is fixed to {own!r} by the checkpoint", "value_error.contract"))
