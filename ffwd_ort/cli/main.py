@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ffwd_ort.cli.parser import REFUSED, USAGE, Parser
-from ffwd_ort.errors import FfwdError, UsageError
+from ffwd_ort.cli.parser import Parser, exit_code
+from ffwd_ort.errors import UsageError
 from ffwd_ort.version import VERSION
 
 
@@ -54,17 +54,7 @@ def make_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the codes of cli.md."""
     arguments = make_parser().parse_args(argv)
-    try:
-        arguments.run(arguments)
-    except UsageError as error:
-        print(f"ffwd-ort: {error}", file=sys.stderr)
-        return USAGE
-    except FfwdError as error:
-        print(f"ffwd-ort: {error}", file=sys.stderr)
-        return REFUSED
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return exit_code("ffwd-ort", lambda: arguments.run(arguments))
 
 
 def run_export(arguments: Any) -> None:

@@ -1,12 +1,28 @@
-"""argparse, with errors of one line: the flag, the value, what is permitted."""
+"""What both commands share: argparse with errors of one line, and exit codes."""
 
 import argparse
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-USAGE, REFUSED = 2, 3
+from ffwd_ort.errors import FfwdError, UsageError
+
+USAGE, REFUSED, INTERRUPTED = 2, 3, 130
+
 HELP_WIDTH = 98  # argparse leaves two columns free: help fits 100
+
+
+def exit_code(program: str, run: Callable[[], object]) -> int:
+    """Run a command; print what it refuses as one line, and return its exit code (cli.md)."""
+    try:
+        run()
+    except FfwdError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return USAGE if isinstance(error, UsageError) else REFUSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
 
 
 class Parser(argparse.ArgumentParser):

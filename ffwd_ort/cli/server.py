@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ffwd_ort.cli.parser import HELP_WIDTH, REFUSED, USAGE, Parser
+from ffwd_ort.cli.parser import HELP_WIDTH, Parser, exit_code
 from ffwd_ort.config import FLAGS, Flag, ServerConfig, make_config
-from ffwd_ort.errors import FfwdError, UsageError
 from ffwd_ort.version import VERSION
 
 
@@ -67,19 +66,12 @@ class _BuildInfo(argparse.Action):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check every flag, prepare the bundles, serve. Returns or exits with the codes of cli.md."""
-    try:
+
+    def run() -> None:
         given = vars(make_parser().parse_args(argv))
-        config = make_config(given, positional=given.get("checkpoint"))
-        serve(config)
-    except UsageError as error:
-        print(f"ffwd-server: {error}", file=sys.stderr)
-        return USAGE
-    except FfwdError as error:
-        print(f"ffwd-server: {error}", file=sys.stderr)
-        return REFUSED
-    except KeyboardInterrupt:
-        return 130
-    return 0
+        serve(make_config(given, positional=given.get("checkpoint")))
+
+    return exit_code("ffwd-server", run)
 
 
 def serve(config: ServerConfig) -> None:

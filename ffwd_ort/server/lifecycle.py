@@ -1,5 +1,6 @@
 """The server's settings for gunicorn, and the life of a worker."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -70,7 +71,7 @@ def start_engine(worker: Any) -> None:
     engine = app.engine
     if worker.age == 1:  # one of several speaks for all
         bound = _bound_address(worker)
-        engine.on_serving = lambda: print_ready(app.config, list(engine.models.values()), bound)
+        engine.on_serving = lambda: _announce(app, bound)
     engine.on_failure = lambda error: _end(engine, error)
     engine.start()
     if worker.age > worker.cfg.workers:
@@ -84,6 +85,11 @@ def close_engine(_arbiter: Any, worker: Any) -> None:
     app = getattr(worker, "wsgi", None)
     if app is not None and worker.pid == os.getpid():
         app.engine.close()
+
+
+def _announce(app: Application, bound: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads standard output any more: that ends no engine
+        print_ready(app.config, list(app.engine.models.values()), bound)
 
 
 def _bound_address(worker: Any) -> str:
