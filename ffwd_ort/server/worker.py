@@ -94,11 +94,6 @@ class FfwdWorker(ThreadWorker):  # type: ignore[misc]
         finally:
             conn.sock.deadline = None
 
-    def _keepalive_after(self, conn: TConn, keepalive: Any) -> Any:
-        """Drain what the application left of a body, in gunicorn's own time rather than the body's."""
-        conn.sock.deadline = None
-        return super()._keepalive_after(conn, keepalive)
-
     def finish_request(self, conn: TConn, future: Any) -> None:
         """Keep a connection, or close it without waiting for its client: this is the thread that accepts."""
         if future.cancelled() or future.exception() is not None or future.result():

@@ -250,6 +250,39 @@ def test_closing_finishes_what_was_taken_and_may_be_repeated(start: Start) -> No
     assert engine.state == CLOSED
 
 
+def test_who_drains_still_finishes_requests_that_were_admitted(start: Start) -> None:
+    engine = start()
+    engine.drain()
+    assert engine.encode("tiny", texts(5)).pooled.shape == (1, 48)
+
+
+def test_lone_queries_do_not_make_the_machine_seem_slow(start: Start) -> None:
+    """A wait is reckoned from tokens computed: the 4 of a query in a row of 16 would say a quarter of the speed."""
+    hold, now = threading.Event(), [0.0]
+
+    def fault(feeds: Mapping[str, Any], output: Floats) -> Floats:
+        now[0] += 0.01
+        if poison_rows(feeds).any():
+            hold.wait(20)
+        return output
+
+    engine = start(fault, clock=lambda: now[0])
+    for _ in range(5):
+        engine.encode("tiny", texts(4))  # 16 tokens computed in 0.01 s: 1600 a second
+    with ThreadPoolExecutor(3) as pool:
+        pool.submit(engine.encode, "tiny", poisoned())
+        while engine.running_since is None:
+            pass
+        bulk = pool.submit(engine.encode, "tiny", texts(*[128] * 10, seed=1))
+        while not engine.queued_tokens:
+            pass
+        query = pool.submit(engine.encode, "tiny", texts(5), timeout=2.0)  # 1280 tokens ahead: 0.8 s
+        while engine.queued_tokens < 1285 and not query.done():
+            pass
+        hold.set()
+        assert query.result(10).pooled.shape == (1, 48) and bulk.result(10).pooled.shape == (10, 48)
+
+
 def test_an_engine_that_never_started_closes(bundle: Bundle) -> None:
     engine = make_engine([(ModelSpec("tiny", ""), bundle)], Limits(), SessionSettings("cpu"))
     engine.close()

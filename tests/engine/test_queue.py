@@ -93,6 +93,15 @@ def test_a_text_that_the_rows_had_no_room_for_begins_the_next_step() -> None:
     assert min(done) >= 0.6 * max(done), done
 
 
+def test_a_single_text_that_the_rows_had_no_room_for_does_not_stay_last() -> None:
+    queue = make_queue(Clock())
+    queue.put(make_job(*[150] * 200))
+    queue.put(make_job(*[150] * 200))
+    query = make_job(150)
+    queue.put(query)
+    assert steps_until_done(queue, query) <= 3
+
+
 @given(st.lists(st.lists(st.integers(1, 512), min_size=30, max_size=60), min_size=2, max_size=5))
 def test_no_request_waits_for_the_others_to_be_done(requests: list[list[int]]) -> None:
     queue = make_queue(Clock())

@@ -316,3 +316,22 @@ def test_a_warm_start_opens_no_socket_but_its_own(serve: Serve, minilm: Path, ca
     finally:
         process.terminate()
         process.wait(20)
+
+
+def test_nobody_reading_the_start_up_lines_ends_no_engine(tiny: Path, cache_dir: Path, tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "ffwd_ort.cli.server", "--model", f"tiny={tiny}"]
+    command += ["--port", str(port), "--cache-dir", str(cache_dir)]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+    assert process.stdout is not None
+    process.stdout.close()
+    try:
+        server = Server.__new__(Server)
+        server.port, server.process, server.log = port, process, tmp_path / "log"
+        server.wait_ready()
+        time.sleep(0.5)
+        assert "failed" not in server.output and server.post({"input": "x"}).status == 200
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
