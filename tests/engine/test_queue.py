@@ -95,8 +95,8 @@ def test_a_text_that_the_rows_had_no_room_for_begins_the_next_step() -> None:
 
 def test_a_single_text_that_the_rows_had_no_room_for_does_not_stay_last() -> None:
     queue = make_queue(Clock())
-    queue.put(make_job(*[150] * 200))
-    queue.put(make_job(*[150] * 200))
+    for _ in range(2):  # 150 and 106 fill a row of 256, and two such rows do more for their cost than one of 512
+        queue.put(make_job(*[150] * 200, *[106] * 400))
     query = make_job(150)
     queue.put(query)
     assert steps_until_done(queue, query) <= 3
