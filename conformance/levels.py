@@ -10,6 +10,7 @@ from ffwd_ort import l2_normalize
 MIN_COSINE = 0.999999
 MAX_DIFFERENCE = 2e-5  # of normalised vectors, against the reference
 MAX_INVARIANCE = 5e-6  # alone, batched, packed, padded, in another order
+MAX_SCORE = 1e-4  # logits and MaxSim, times max(1, |reference|)
 MAX_BACKEND = 1e-5  # ONNX Runtime against the NumPy evaluator
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from ffwd_ort import CrossEncoder
 from ffwd_ort_conformance.hard_strings import HARD_STRINGS
+from ffwd_ort_conformance.levels import MAX_SCORE
 from ffwd_ort_conformance.tiny import TEXTS
 from ffwd_ort_conformance.tiny_families import write_cross_encoder
 
 QUERIES = (TEXTS[0], "kelp", HARD_STRINGS[4], "hello [SEP] x </s> y")
 DOCUMENTS = [*TEXTS, " ".join(TEXTS * 4), *HARD_STRINGS[:20]]
-MAX_SCORE_DIFFERENCE = 1e-4  # times max(1, |reference|)
 
 
 def reference(folder: Path) -> tuple[Any, Any]:
@@ -46,6 +46,6 @@ def test_ids_and_logits_equal_transformers(family: str, tmp_path: Path, cache_di
             assert [pair.ids.tolist() for pair in pairs] == [ids for ids, _ in expected]
             scores = np.array([score for _, score in expected])
             found = encoder.score(query, DOCUMENTS, truncate=True)
-            assert (np.abs(found - scores) <= MAX_SCORE_DIFFERENCE * np.maximum(1, np.abs(scores))).all()
+            assert (np.abs(found - scores) <= MAX_SCORE * np.maximum(1, np.abs(scores))).all()
             alone = np.concatenate([encoder.score(query, [text], truncate=True) for text in DOCUMENTS])
             assert np.abs(alone - found).max() <= 2e-5

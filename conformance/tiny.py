@@ -97,12 +97,13 @@ class TinyBert(Tiny):
 
     hidden_act: str = "gelu"
     old_names: bool = False  # LayerNorm.gamma and beta, under `bert.`
+    markers: tuple[str, ...] = ()  # special tokens besides BERT's
 
 
 def write_bert(folder: Path, tiny: TinyBert = TinyBert()) -> Path:
     """Write a sentence-transformers folder around a random BERT; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = write_tokenizer(folder)
+    vocabulary = write_tokenizer(folder, tiny.markers)
     write_json(
         folder / "config.json",
         {
@@ -125,7 +126,7 @@ def write_bert(folder: Path, tiny: TinyBert = TinyBert()) -> Path:
     return folder
 
 
-def write_tokenizer(folder: Path) -> int:
+def write_tokenizer(folder: Path, markers: Sequence[str] = ()) -> int:
     """Write a real WordPiece tokenizer of a hundred-odd words; returns its size. It pads and truncates: a trap."""
     vocabulary = {token: i for i, token in enumerate(VOCABULARY)}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
@@ -134,7 +135,7 @@ def write_tokenizer(folder: Path) -> int:
     tokenizer.decoder = decoders.WordPiece()
     ids = [("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
     tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ids)
-    tokenizer.add_special_tokens(list(SPECIALS))
+    tokenizer.add_special_tokens([*SPECIALS, *markers])
     tokenizer.enable_padding(length=24)
     tokenizer.enable_truncation(24)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -152,7 +153,7 @@ def write_tokenizer(folder: Path) -> int:
         },
     )
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
-    return len(vocabulary)
+    return tokenizer.get_vocab_size()
 
 
 def write_modules(folder: Path, tiny: Tiny) -> None:

@@ -73,6 +73,7 @@ class TinyDecoder(Tiny):
     qkv_bias: bool = False
     head_norms: bool = False
     append_eos: bool | None = None
+    markers: tuple[str, ...] = ()  # special tokens besides the family's
     pooling: tuple[str, ...] = ("lasttoken",)
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -91,7 +92,7 @@ def write_decoder(folder: Path, tiny: TinyDecoder = TinyDecoder()) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = write_byte_bpe(
         folder,
-        QWEN_SPECIALS,
+        (*QWEN_SPECIALS, *tiny.markers),
         qwen=tiny.model_type.startswith("qwen"),
         eos="<|endoftext|>",
         append_eos=tiny.append_eos,

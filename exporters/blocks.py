@@ -181,9 +181,11 @@ def segment_mask(
     """Let a token see the tokens of its own text: [rows, seq] -> bool [rows, 1, seq, seq].
 
     With `causal`, not those after it; with `window`, none further away than that many positions. Padding is
-    segment -1, all at one position, and sees padding: no row is masked whole and no softmax is 0/0.
+    segment -1, all at one position, and sees padding: no row is masked whole and no softmax is 0/0. A token of
+    segment -2 - s sees what a token of s sees, and is seen by none: a query's expansion in ColBERT.
     """
-    allowed = op.Equal(op.Unsqueeze(segment_ids, [1, 3]), op.Unsqueeze(segment_ids, [1, 2]))
+    sees = op.Max(segment_ids, op.Sub(constant(op, -2), segment_ids))
+    allowed = op.Equal(op.Unsqueeze(sees, [1, 3]), op.Unsqueeze(segment_ids, [1, 2]))
     if causal or window is not None:
         ahead = op.Sub(op.Unsqueeze(position_ids, [1, 3]), op.Unsqueeze(position_ids, [1, 2]))  # query - key
         if causal:

@@ -1,4 +1,4 @@
-"""What follows the trunk: Dense modules after pooling, or a cross-encoder's classifier."""
+"""What follows the trunk: Dense modules, or a cross-encoder's classifier."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import nn
 
-from ffwd_ort.checkpoint import DenseModule
 from ffwd_ort.errors import AdmissionError
+from ffwd_ort.modules import DenseModule
 from ffwd_ort_exporters.blocks import Linear
 
 # torch.nn's activation modules, by the name sentence-transformers' Dense writes, as one ONNX op.
@@ -15,7 +15,7 @@ DENSE_ACTIVATIONS = {"Identity": None, "Tanh": "Tanh", "ReLU": "Relu", "GELU": "
 
 
 class DenseHead(nn.Module):
-    """sentence-transformers' Dense modules after pooling, in their order; with none it changes nothing."""
+    """sentence-transformers' Dense modules, after pooling or on every token; with none it changes nothing."""
 
     def __init__(self, modules: Sequence[DenseModule]) -> None:
         super().__init__("dense")
@@ -25,7 +25,7 @@ class DenseHead(nn.Module):
         self.width = modules[-1].out_features if modules else None
 
     def forward(self, op: Any, x: ir.Value) -> ir.Value:
-        """[rows, slots, hidden] -> [rows, slots, width]."""
+        """[…, hidden] -> […, width]."""
         for i, act in enumerate(self.acts):
             x = getattr(self, str(i))(op, x)
             x = x if act is None else getattr(op, act)(x)

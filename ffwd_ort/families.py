@@ -11,9 +11,11 @@ from typing import Any
 
 from ffwd_ort.checkpoint import Checkpoint
 from ffwd_ort.errors import AdmissionError, RefusedError
+from ffwd_ort.late import LateRecipe
 
 MODELS_GROUP = "ffwd_ort.models"
-EMBEDDING, CROSS_ENCODER = "embedding", "cross_encoder"
+# What a bundle is for; `contextual` is an embedder's bundle under another flag.
+EMBEDDING, CONTEXTUAL, LATE, CROSS_ENCODER = "embedding", "contextual", "late", "cross_encoder"
 # Heads that make a checkpoint something else than an embedder, by the end of the architecture's name.
 FOREIGN_HEADS: Mapping[str, str] = MappingProxyType(
     {
@@ -36,7 +38,9 @@ class ModelFamily:
     keeps the pad's position and is not counted (fairseq's rule). `terminal` is a token put after every text
     where neither tokenizer.json nor tokenizer_config.json puts one. `needs_evidence` families are admitted as
     embedders only when sentence-transformers files say so; `architectures` are the ones admitted at all, and
-    `rerankers` the ones that are cross-encoders.
+    `rerankers` the ones that are cross-encoders. `separator` is the token between the chunks of a document,
+    for families that were trained on chunks in context. `late` is the layout of late interaction where a
+    checkpoint's modules make a vector of every token and its files say no more.
     """
 
     name: str
@@ -52,6 +56,8 @@ class ModelFamily:
     needs_evidence: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     api_modes: tuple[str, ...] = ("openai",)
+    separator: str | None = None
+    late: LateRecipe | None = None
 
     def capacity(self, checkpoint: Checkpoint) -> int:
         """Return the most tokens one text may have by the model's positions."""
@@ -141,7 +147,7 @@ def families() -> Iterator[ModelFamily]:
 
 
 def admit(checkpoint: Checkpoint) -> Admission:
-    """Find the family that serves this checkpoint, as an embedder or a cross-encoder.
+    """Find the family that serves this checkpoint: as an embedder, for late interaction or as a cross-encoder.
 
     Fails closed: raises AdmissionError saying what was found, what is missing and which families exist.
     """
@@ -167,6 +173,8 @@ def admit(checkpoint: Checkpoint) -> Admission:
                 f"{found}; {architecture} is not an architecture of the family {family.name} "
                 f"({', '.join((*family.architectures, *family.rerankers))}). Families: {names}"
             )
+    if checkpoint.scores_tokens:
+        return Admission(family, LATE, _late_evidence(checkpoint, family, found))
     declared = checkpoint.pooling is not None
     if family.needs_evidence and not declared:
         raise AdmissionError(
@@ -175,3 +183,17 @@ def admit(checkpoint: Checkpoint) -> Admission:
         )
     evidence = "its pooling module" if declared else f"the family's default recipe ({family.pooling} pooling)"
     return Admission(family, EMBEDDING, evidence)
+
+
+def _late_evidence(checkpoint: Checkpoint, family: ModelFamily, found: str) -> str:
+    if checkpoint.pooling is not None:
+        raise AdmissionError(f"{found}; its modules both pool a text and make a vector of every token")
+    if checkpoint.late is not None:
+        return "its late-interaction files"
+    if family.late is not None:
+        return f"its Dense module on every token, laid out as the family {family.name} does"
+    raise AdmissionError(
+        f"{found}; its modules make a vector of every token, but nothing says how queries and documents are laid "
+        "out: evidence missing is PyLate's config_sentence_transformers.json (query_prefix, document_prefix, "
+        "query_length) or a MultiVectorMask module"
+    )

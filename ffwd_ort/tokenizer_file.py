@@ -1,5 +1,7 @@
 """The tokenizer a bundle carries: the checkpoint's own, with its traps taken out and its terminal token put in."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,17 @@ from ffwd_ort.families import ModelFamily
 SPECIALS = ("unk", "sep", "pad", "cls", "mask")
 
 
-def write_tokenizer(checkpoint: Checkpoint, family: ModelFamily, path: Path) -> tuple[dict[str, int], int]:
-    """Write tokenizer.json as the model was trained with; return its special tokens and the bound of its ids.
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """What was written: the special tokens by name, the bound of the ids, and a look-up of any token."""
+
+    special: dict[str, int]
+    bound: int
+    token_id: Callable[[str], int | None]
+
+
+def write_tokenizer(checkpoint: Checkpoint, family: ModelFamily, path: Path) -> TokenizerFacts:
+    """Write tokenizer.json as the model was trained with.
 
     Padding and truncation are off: two real checkpoints ship `padding: 128` and `padding: 512` in it, for
     every text. Where the model ends texts with a token that the file does not put, it is put there. Raises
@@ -34,9 +45,9 @@ def write_tokenizer(checkpoint: Checkpoint, family: ModelFamily, path: Path) -> 
     terminal = _missing_terminal(checkpoint, family, _load(where, content))
     if terminal is not None:
         _append(content, terminal, _load(where, content).token_to_id(terminal), where)
-    _load(where, content)
+    tokenizer = _load(where, content)
     path.write_bytes(orjson.dumps(content))
-    return special, bound
+    return TokenizerFacts(special, bound, tokenizer.token_to_id)
 
 
 def _word_piece(checkpoint: Checkpoint) -> bytes:
@@ -44,7 +55,7 @@ def _word_piece(checkpoint: Checkpoint) -> bytes:
     config = checkpoint.tokenizer_config
     tokens = checkpoint.tokenizer_file.read_text(encoding="utf-8").split("\n")
     vocabulary = {token.rstrip("\r"): i for i, token in enumerate(tokens[:-1] if tokens[-1] == "" else tokens)}
-    names = {name: _token_text(config.get(f"{name}_token"), f"[{name.upper()}]") for name in SPECIALS}
+    names = {name: checkpoint.token(f"{name}_token") or f"[{name.upper()}]" for name in SPECIALS}
     missing = [token for token in names.values() if token not in vocabulary]
     if missing:
         raise CheckpointError(f"{checkpoint.tokenizer_file} lacks {', '.join(missing)}")
@@ -66,11 +77,6 @@ def _word_piece(checkpoint: Checkpoint) -> bytes:
     return tokenizer.to_str().encode()
 
 
-def _token_text(given: Any, default: str) -> str:
-    text = given.get("content") if isinstance(given, dict) else given
-    return text if isinstance(text, str) else default
-
-
 def _load(where: Path, content: Any) -> Tokenizer:
     try:
         return Tokenizer.from_buffer(orjson.dumps(content))
@@ -88,7 +94,7 @@ def _missing_terminal(checkpoint: Checkpoint, family: ModelFamily, tokenizer: To
         return None if has_any else family.terminal
     if not checkpoint.append_eos:
         return None
-    end = checkpoint.eos_token
+    end = checkpoint.token("eos_token")
     if end is None:
         raise CheckpointError(f"{checkpoint.path}: add_eos_token is true, but tokenizer_config.json has no eos_token")
     return None if tokenizer.encode("").tokens[-1:] == [end] else end

@@ -1,6 +1,7 @@
 """pplx-embed: Qwen3 seen both ways, the mean of all tokens, no prompt, no special tokens, never normalised."""
 
 from ffwd_ort.families import ModelFamily
+from ffwd_ort.late import LateRecipe
 
 FAMILY = ModelFamily(
     name="pplx",
@@ -9,4 +10,6 @@ FAMILY = ModelFamily(
     pooling="mean",
     normalize=False,
     api_modes=("openai", "perplexity"),
+    separator="<|endoftext|>",
+    late=LateRecipe("[Q] ", "[D] "),
 )

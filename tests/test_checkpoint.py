@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from ffwd_ort.cache import BundleCache
-from ffwd_ort.checkpoint import PoolingConfig, read_checkpoint
+from ffwd_ort.checkpoint import read_checkpoint
 from ffwd_ort.errors import AdmissionError, CheckpointError, RefusedError
 from ffwd_ort.export import hash_files, plan_export
+from ffwd_ort.modules import PoolingConfig
 from ffwd_ort_conformance.tiny import TinyBert, write_bert, write_json
 
 SMALL = TinyBert(layers=1, hidden=12, heads=3, intermediate=16, positions=32)

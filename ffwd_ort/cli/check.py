@@ -19,7 +19,7 @@ def worst_difference(bundle: Bundle) -> float:
     random = np.random.default_rng(SEED)
     ids = [random.integers(0, manifest.sizes.vocabulary, n, dtype=np.int32) for n in LENGTHS]
     sequences = [make_sequence(text, manifest.pooling) for text in ids]
-    plan = Plan(EncodeShape(1, 64), (tuple(range(len(ids))),))
+    plan = Plan(EncodeShape(1, 64), 16, (tuple(range(len(ids))),))
     positions = Positions(manifest.pad_id, manifest.position_offset, manifest.pad_positions)
     step = lay_out(plan, sequences, positions)
     mine = open_runner(bundle, SessionSettings("cpu")).run(step.feeds(manifest.inputs))

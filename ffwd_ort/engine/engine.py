@@ -13,7 +13,7 @@ import numpy as np
 
 from ffwd_ort.bundle import Bundle
 from ffwd_ort.engine.model import ServedModel
-from ffwd_ort.engine.packing import EncodeStep, Plan, lay_out, plan_step
+from ffwd_ort.engine.packing import EncodeStep, Placement, Plan, lay_out, plan_step
 from ffwd_ort.engine.queue import Batch, FairQueue, Job
 from ffwd_ort.engine.sequences import Floats, Sequence, make_sequence
 from ffwd_ort.engine.sessions import Runner
@@ -58,11 +58,16 @@ class Loader:
 
 @dataclass(frozen=True)
 class Result:
-    """A request's pooled vectors [texts, dim], in the order of its texts, and where its time went, in seconds."""
+    """A request's vectors, in the order of its texts, and where its time went, in seconds."""
 
-    pooled: Floats
+    vectors: list[Floats]
     queued: float
     inferred: float
+
+    @property
+    def pooled(self) -> Floats:
+        """The vectors [texts, dim], where each text has one."""
+        return np.stack(self.vectors)
 
 
 class Engine:
@@ -145,7 +150,7 @@ class Engine:
             job.abandon()
             raise
         queued = (job.started or job.submitted) - job.submitted
-        return Result(np.stack([found[place] for place in order]), queued, job.infer_seconds)
+        return Result([found[place] for place in order], queued, job.infer_seconds)
 
     def _wait(self, job: Job, gone: Callable[[], bool]) -> list[Floats]:
         while True:
@@ -235,7 +240,7 @@ class Engine:
             for job in {job for job, _ in batch.chosen()}:
                 job.infer_seconds += seconds
         self._queue.measured(step.shape.tokens, seconds)
-        if not all(np.isfinite(output[p.row, p.slot : p.slot + p.slots]).all() for p in step.placements):
+        if not all(np.isfinite(_of(output, p)).all() for p in step.placements):
             raise NonFiniteVector("a vector has NaN or infinity")
         return step, output
 
@@ -243,7 +248,7 @@ class Engine:
         step, output = done
         for p in step.placements:
             job, index = batch.members[p.item]
-            job.deliver(index, output[p.row, p.slot : p.slot + p.slots].reshape(-1))
+            job.deliver(index, job.sequences[index].finish(_of(output, p)))
 
     def _retry_apart(self, batch: Batch) -> None:
         """Run a failed step again request by request, so that only the one which carries the poison fails.
@@ -308,8 +313,14 @@ class Engine:
             model.seconds[shape] = self._clock() - start
 
 
+def _of(output: Floats, p: Placement) -> Floats:
+    """Take one text's vectors [count, dim] out of a step's output."""
+    vectors: Floats = output[p.row, p.first : p.first + p.count]
+    return vectors
+
+
 def _blank_step(served: ServedModel, shape: EncodeShape) -> EncodeStep:
     """Make a step of the shape with one text as long as allowed in every row."""
     ids = np.full(min(shape.seq, served.cap.tokens), served.manifest.pad_id, np.int32)
-    plan = Plan(shape, tuple((row,) for row in range(shape.rows)))
+    plan = Plan(shape, served.packing.slots(shape.seq), tuple((row,) for row in range(shape.rows)))
     return lay_out(plan, [make_sequence(ids, served.pooling)] * shape.rows, served.positions)

@@ -1,21 +1,25 @@
 """A label as it is served: the bundle's recipe with the operator's settings applied, and its tokenizer."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from ffwd_ort.bundle import Bundle, Manifest
 from ffwd_ort.config import ModelSpec
 from ffwd_ort.engine import vectors
 from ffwd_ort.engine.machine import memory_limit, resident_memory
-from ffwd_ort.engine.packing import TOKENS_PER_SLOT, Packing, Positions
-from ffwd_ort.engine.sequences import Floats, Sequence, make_sequence
+from ffwd_ort.engine.packing import TOKENS_PER_CHUNK, TOKENS_PER_SLOT, Packing, Positions
+from ffwd_ort.engine.sequences import Floats, Ids, Sequence, make_document, make_sequence
 from ffwd_ort.engine.shapes import EncodeShape, seq_ladder, step_bytes
 from ffwd_ort.engine.tokenization import Encoded, EncodedPair, Tokenizer
 from ffwd_ort.errors import RefusedError
-from ffwd_ort.families import EMBEDDING
+from ffwd_ort.families import CONTEXTUAL, CROSS_ENCODER, EMBEDDING, LATE
 
 CEILING = 32_768  # tokens of one text, whatever the model
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+# The kind of bundle that a kind of label needs, where they differ; and how labels score, where they do by kind.
+BUNDLE_KINDS = {CONTEXTUAL: EMBEDDING}
+SCORERS_BY_KIND = {CROSS_ENCODER: "logit", LATE: "maxsim"}
 FITTED = "--max-seq, fitted to memory"
 
 
@@ -41,9 +45,14 @@ class Cap:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Everything a request needs to know of a label. `pooling` and `normalize` are the settled ones."""
+    """Everything a request needs to know of a label. `pooling` and `normalize` are the settled ones.
+
+    `scorer` is how it reranks: "logit", "maxsim", "cosine" or not at all.
+    """
 
     label: str
+    kind: str
+    scorer: str | None
     bundle: Bundle
     tokenizer: Tokenizer
     cap: Cap
@@ -104,6 +113,12 @@ class ServedModel:
         typed = "token_type_ids" in self.manifest.inputs
         return [make_sequence(p.ids, self.pooling, token_types=p.types if typed else None) for p in pairs]
 
+    def document_sequences(self, documents: Seq[list[Ids]]) -> list[Sequence]:
+        """Make the engine's sequences of documents, each the ids of its chunks: a vector for every chunk."""
+        separator = self.manifest.separator
+        assert separator is not None  # contextual labels have it
+        return [make_document(chunks, separator) for chunks in documents]
+
     def finish(self, pooled: Floats, *, dimensions: int | None, normalize: bool | None = None) -> Floats:
         """Turn pooled vectors [n, dim] into this label's: cut, then scaled if the label normalises."""
         wanted = self.normalize if normalize is None else normalize
@@ -114,25 +129,31 @@ def settle(spec: ModelSpec, bundle: Bundle, limits: Limits) -> ServedModel:
     """Apply an operator's settings to a bundle; raise RefusedError naming a setting that the model cannot follow."""
     manifest = bundle.manifest
     check_settings(spec, manifest)
+    kind = spec.kind or manifest.kind
+    scorer = SCORERS_BY_KIND.get(kind, spec.rerank if kind == EMBEDDING else None)
     pooling = (spec.pooling,) if spec.pooling else manifest.pooling
     tokenizer = Tokenizer(bundle.tokenizer, lowercase=manifest.lowercase)
     cap = _cap(spec, manifest, limits)
-    needed = tokenizer.specials if manifest.kind == EMBEDDING else tokenizer.pair_specials + 1
+    needed = _needed(manifest, tokenizer)
     if cap.tokens <= needed:
         raise RefusedError(
             f"{spec.flag} {spec.label}: a cap of {cap.tokens} tokens ({cap.bound_by}) leaves no room beside the "
             f"{needed} tokens that every text or pair has"
         )
-    packing = _packing(manifest, cap.tokens, len(pooling), limits)
+    packing = _packing(kind, manifest, cap.tokens, len(pooling), limits)
     packing, cap = _fit(spec, manifest, packing, cap, limits)
     return ServedModel(
         label=spec.label,
+        kind=kind,
+        scorer=scorer,
         bundle=bundle,
         tokenizer=tokenizer,
         cap=cap,
         packing=packing,
         pooling=pooling,
-        normalize={"contract": manifest.normalize, "always": True, "never": False}[spec.normalize],
+        normalize={"contract": manifest.normalize and kind != CONTEXTUAL, "always": True, "never": False}[
+            spec.normalize
+        ],
         min_dim=spec.min_dim or min(manifest.matryoshka_dims or (manifest.dim,)),
         prompts={**manifest.prompts, **spec.prompts},
         accepts_token_ids=spec.token_ids == "accept",
@@ -140,12 +161,26 @@ def settle(spec: ModelSpec, bundle: Bundle, limits: Limits) -> ServedModel:
     )
 
 
+def _needed(manifest: Manifest, tokenizer: Tokenizer) -> int:
+    """Return the tokens that every text has beside one of its own: special ones, a query, a query's padding."""
+    if manifest.kind == CROSS_ENCODER:
+        return tokenizer.pair_specials + 1
+    if manifest.late is not None:
+        return max(manifest.late.query_length, tokenizer.specials + 2) - 1
+    return tokenizer.specials
+
+
 def check_settings(spec: ModelSpec, manifest: Manifest) -> None:
     """Raise RefusedError for a setting that the manifest alone shows to be impossible; nothing is loaded for it."""
-    if manifest.kind != spec.kind:
+    if spec.kind is not None and manifest.kind != BUNDLE_KINDS.get(spec.kind, spec.kind):
         raise RefusedError(
             f"{spec.flag} {spec.label}: {manifest.source.name} is of kind {manifest.kind}, "
             f"which {spec.flag} cannot serve"
+        )
+    if spec.kind == CONTEXTUAL and manifest.separator is None:
+        raise RefusedError(
+            f"{spec.flag} {spec.label}: {manifest.source.name} is of the family {manifest.family}, which was not "
+            "trained on chunks in context"
         )
     if spec.pooling and manifest.fixed_pooling:
         raise RefusedError(
@@ -171,15 +206,14 @@ def _cap(spec: ModelSpec, manifest: Manifest, limits: Limits) -> Cap:
     return min(bounds, key=lambda cap: cap.tokens)
 
 
-def _packing(manifest: Manifest, cap: int, vectors: int, limits: Limits) -> Packing:
+def _packing(kind: str, manifest: Manifest, cap: int, vectors: int, limits: Limits) -> Packing:
+    per_slot = TOKENS_PER_CHUNK if kind == CONTEXTUAL else TOKENS_PER_SLOT
     # A row must have room for all the vectors that one text makes.
-    seqs = seq_ladder(max(cap, vectors * TOKENS_PER_SLOT))
+    seqs = tuple(seq for seq in seq_ladder(max(cap, vectors * per_slot)) if seq >= vectors * per_slot)
     budget = min(limits.step_tokens, limits.max_batch_tokens)
     # Attention's FLOPs equal the linear layers' at seq = 6 * hidden; it runs at about half their rate
     # (12.7k against 16.6k tokens/s at seq 512 and 128, hidden 384).
-    return Packing(
-        tuple(s for s in seqs if s >= vectors * TOKENS_PER_SLOT), budget, 3.0 * manifest.sizes.hidden, limits.batch_size
-    )
+    return Packing(seqs, budget, 3.0 * manifest.sizes.hidden, limits.batch_size, per_slot)
 
 
 def _fit(spec: ModelSpec, manifest: Manifest, packing: Packing, cap: Cap, limits: Limits) -> tuple[Packing, Cap]:

@@ -16,8 +16,10 @@ from ffwd_ort.engine.shapes import EncodeShape, power_of_two_at_most
 Array = npt.NDArray[np.generic]
 # Rows shorter than this hold one text: a lone query takes the smallest row that holds it.
 SHARED_SEQ = 64
-# Tokens of result vectors a row has room for: seq / 4, so two special tokens and little else still pack.
+# Tokens for each result vector a row has room for: two special tokens and little else still pack.
 TOKENS_PER_SLOT = 4
+# In documents of chunks, where one token stands beside one separator.
+TOKENS_PER_CHUNK = 2
 # What a step costs besides its tokens, as tokens: dispatch and the Python around it.
 STEP_OVERHEAD = 24
 
@@ -32,9 +34,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A shape and, for each of its rows, the indices of the items in it."""
+    """A shape, the vectors that each row has room for and, for each row, the indices of the items in it."""
 
     shape: EncodeShape
+    slots: int
     rows: tuple[tuple[int, ...], ...]
 
 
@@ -50,6 +53,11 @@ class Packing:
     budget: int
     attention_seq: float
     most_texts: int | None = None
+    tokens_per_slot: int = TOKENS_PER_SLOT
+
+    def slots(self, seq: int) -> int:
+        """Return how many vectors a row of this length has room for."""
+        return seq // self.tokens_per_slot
 
     def max_rows(self, seq: int) -> int:
         """Return the most rows of this length that a step may have; one always fits."""
@@ -74,7 +82,7 @@ def plan_step(first: Seq[Item], more: Seq[Item], packing: Packing) -> Plan:
     """
     longest = max(item.length for item in first)
     slots = max(item.slots for item in first)
-    fitting = [seq for seq in packing.seqs if seq >= longest and seq >= slots * TOKENS_PER_SLOT]
+    fitting = [seq for seq in packing.seqs if seq >= longest and packing.slots(seq) >= slots]
     if not fitting:
         raise ValueError(f"a text of {longest} tokens and {slots} vectors does not fit a row of {packing.seqs[-1]}")
     candidates = fitting[:1] + [seq for seq in fitting[1:4] if seq <= packing.budget]
@@ -94,10 +102,10 @@ class _Row:
 
     __slots__ = ("members", "slots", "tokens")
 
-    def __init__(self, seq: int) -> None:
+    def __init__(self, seq: int, slots: int) -> None:
         self.members: list[int] = []
         self.tokens = seq
-        self.slots = seq // TOKENS_PER_SLOT
+        self.slots = slots
 
     def takes(self, item: Item, shared: bool) -> bool:
         room = item.length <= self.tokens and item.slots <= self.slots
@@ -112,14 +120,14 @@ class _Row:
 def _fill(items: Seq[Item], first: int, fillers: Seq[int], seq: int, packing: Packing) -> Plan:
     shared = seq >= SHARED_SEQ
     rows: list[_Row] = []
-    most = packing.max_rows(seq)
+    most, slots = packing.max_rows(seq), packing.slots(seq)
     left = packing.most_texts or len(items)
     for index in range(min(first, left)):
         row = next((row for row in rows if row.takes(items[index], shared)), None)
         if row is None:
             if len(rows) == most:
                 continue
-            row = _Row(seq)
+            row = _Row(seq, slots)
             rows.append(row)
         row.add(index, items[index])
         left -= 1
@@ -128,7 +136,7 @@ def _fill(items: Seq[Item], first: int, fillers: Seq[int], seq: int, packing: Pa
     opened = 0
     while opened < most and (opened < len(rows) or waiting):
         if opened == len(rows):
-            rows.append(_Row(seq))
+            rows.append(_Row(seq, slots))
         row = rows[opened]
         opened += 1
         while left and (shared or not row.members):
@@ -142,17 +150,17 @@ def _fill(items: Seq[Item], first: int, fillers: Seq[int], seq: int, packing: Pa
             rows.pop()
             break
     rows = rows[: power_of_two_at_most(len(rows))]
-    return Plan(EncodeShape(len(rows), seq), tuple(tuple(row.members) for row in rows))
+    return Plan(EncodeShape(len(rows), seq), slots, tuple(tuple(row.members) for row in rows))
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a text's vectors come out: `slots` of them in one row, from `slot` on."""
+    """Where a text's vectors come out: `count` of them in one row, from `first` on. They are slots, or tokens."""
 
     item: int
     row: int
-    slot: int
-    slots: int
+    first: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +170,7 @@ class EncodeStep:
     shape: EncodeShape
     input_ids: Ids  # [rows, seq]
     position_ids: Ids  # [rows, seq], restarts at each text
-    segment_ids: Ids  # [rows, seq], -1 is padding
+    segment_ids: Ids  # [rows, seq], -1 is padding, -2 - s sees as s does and is seen by none
     token_type_ids: Ids  # [rows, seq]
     pool: Floats  # [rows, slots, seq]
     placements: tuple[Placement, ...]
@@ -196,7 +204,7 @@ def lay_out(plan: Plan, sequences: Seq[Sequence], positions: Positions) -> Encod
     position_ids = np.full((rows, seq), positions.offset, np.int32)
     segment_ids = np.full((rows, seq), -1, np.int32)
     token_type_ids = np.zeros((rows, seq), np.int32)
-    pool = np.zeros((rows, seq // TOKENS_PER_SLOT, seq), np.float32)
+    pool = np.zeros((rows, plan.slots, seq), np.float32)
     placements = []
     for row, members in enumerate(plan.rows):
         start = slot = 0
@@ -206,9 +214,12 @@ def lay_out(plan: Plan, sequences: Seq[Sequence], positions: Positions) -> Encod
             input_ids[row, start:end] = sequence.ids
             position_ids[row, start:end] = positions.of(sequence.ids)
             segment_ids[row, start:end] = segment
+            if sequence.unseen:
+                segment_ids[row, end - sequence.unseen : end] = -2 - segment
             if sequence.token_types is not None:
                 token_type_ids[row, start:end] = sequence.token_types
-            placements.append(Placement(item, row, slot, len(sequence.slots)))
+            where = (slot, len(sequence.slots)) if sequence.slots else (start, sequence.length)
+            placements.append(Placement(item, row, *where))
             for weights in sequence.slots:
                 pool[row, slot, start:end] = weights.weights
                 slot += 1

@@ -1,8 +1,9 @@
-"""One text as the engine sees it: token ids, and the token weights that make its vector."""
+"""One text as the engine sees it: token ids, and what makes its vectors of the tokens' states."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +19,25 @@ class Slot:
     weights: Floats  # [tokens]
 
 
+class Reduction(Protocol):
+    """What becomes of a text's token vectors, where the graph returns those. Its repr tells it from others."""
+
+    def __call__(self, ids: Ids, tokens: Floats) -> Floats:
+        """[tokens] and [tokens, dim] -> what the request is given."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequence:
-    """One text to encode. Several slots (concatenated poolings) come back as one vector, joined in order."""
+    """One text to encode. Several slots (concatenated poolings) come back as one vector, joined in order.
+
+    Without slots every token's vector comes back, through `reduce`. The last `unseen` tokens are seen by none.
+    """
 
     ids: Ids  # [tokens]
     slots: tuple[Slot, ...]
     token_types: Ids | None = None  # [tokens], where a pair's second text is told apart
+    reduce: Reduction | None = None
+    unseen: int = 0
 
     @property
     def length(self) -> int:
@@ -34,7 +47,12 @@ class Sequence:
     def key(self) -> bytes:
         """Identify the sequence: two with equal keys have equal vectors."""
         types = b"" if self.token_types is None else self.token_types.tobytes()
-        return b"".join((self.ids.tobytes(), types, *(slot.weights.tobytes() for slot in self.slots)))
+        rest = b"" if self.slots else repr((self.reduce, self.unseen)).encode()
+        return b"".join((self.ids.tobytes(), types, rest, *(slot.weights.tobytes() for slot in self.slots)))
+
+    def finish(self, vectors: Floats) -> Floats:
+        """Turn the graph's vectors of this text, [slots or tokens, dim], into what the request is given."""
+        return vectors.reshape(-1) if self.reduce is None else self.reduce(self.ids, vectors)
 
 
 def _one(n: int, index: int) -> Floats:
@@ -69,10 +87,43 @@ POOLINGS: Mapping[str, Callable[[int, int], Floats]] = MappingProxyType(
 )
 
 
+@dataclass(frozen=True)
+class PoolTokens:
+    """Pool token vectors on the host, for poolings that are no weighted sum: `max`, alone or beside others."""
+
+    modes: tuple[str, ...]
+    skip: int
+
+    def __call__(self, ids: Ids, tokens: Floats) -> Floats:
+        """[tokens, dim] -> [modes * dim]."""
+        return np.concatenate(
+            [
+                tokens[self.skip :].max(axis=0) if mode == "max" else POOLINGS[mode](len(ids), self.skip) @ tokens
+                for mode in self.modes
+            ]
+        )
+
+
 def make_sequence(ids: Ids, poolings: tuple[str, ...], skip: int = 0, token_types: Ids | None = None) -> Sequence:
     """Make the sequence of one text, or of a pair.
 
     `skip` is how many leading tokens (a prompt's) take no part in pooling; at least one token always does.
     """
     skip = min(skip, len(ids) - 1)
+    if "max" in poolings:
+        return Sequence(ids, (), token_types, PoolTokens(poolings, skip))
     return Sequence(ids, tuple(Slot(POOLINGS[mode](len(ids), skip)) for mode in poolings), token_types)
+
+
+def make_document(chunks: list[Ids], separator: int) -> Sequence:
+    """Make the sequence of a document's chunks, one separator between neighbours; each gives the mean of its tokens."""
+    lengths = np.array([len(chunk) for chunk in chunks])
+    ends = np.cumsum(lengths + 1) - 1  # where each chunk's separator stands
+    ids = np.full(ends[-1], separator, np.int32)
+    slots = []
+    for chunk, length, end in zip(chunks, lengths, ends, strict=True):
+        ids[end - length : end] = chunk
+        weights = np.zeros(len(ids), np.float32)
+        weights[end - length : end] = np.float32(1 / length)
+        slots.append(Slot(weights))
+    return Sequence(ids, tuple(slots))

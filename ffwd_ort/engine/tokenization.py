@@ -125,6 +125,14 @@ class Tokenizer:
         except Exception:  # the library raises bare Exception; one text is to blame
             return [self._encode_one(name, text, False) for name, text in zip(names, texts, strict=True)]
 
+    def encode_chunks(self, chunks: Sequence[str]) -> list[Ids]:
+        """Tokenise chunks without special tokens; raises TokenizationFailed, its argument the chunk's index."""
+        encodings = self._bare(chunks, range(len(chunks)))
+        for index, encoding in enumerate(encodings):
+            if len(encoding) == 0:
+                raise TokenizationFailed(index)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
     def prompt_tokens(self, prompt: str) -> int:
         """Count the leading tokens that a prompt takes: its own and the special one before it."""
         if not prompt:

@@ -10,6 +10,7 @@ from ffwd_ort.engine.engine import Engine
 from ffwd_ort.errors import RequestError
 from ffwd_ort.server import responses
 from ffwd_ort.server.body import BodyBudget
+from ffwd_ort.server.contextual import Contextualized
 from ffwd_ort.server.embeddings import Embeddings
 from ffwd_ort.server.errors import HttpFault, Invalid, fault_of
 from ffwd_ort.server.fields import RequestRules
@@ -41,6 +42,7 @@ def create_app(engine: Engine, config: ServerConfig) -> Application:
     app.engine, app.config = engine, config
     model_route = (engine, budget, rules, config.request_timeout)
     app.add_route("/v1/embeddings", Embeddings(*model_route))
+    app.add_route("/v1/contextualizedembeddings", Contextualized(*model_route))
     for path in RERANK_PATHS:
         app.add_route(path, Rerank(*model_route))
     app.add_route("/v1/chat/completions", Generation())

@@ -48,6 +48,7 @@ ANSWERS: Mapping[str, Answer] = MappingProxyType(
             "headers_too_large",
         ),
         "inference": Answer(500, "embedding failed", "server_error", "inference_failed"),
+        "contextual_inference": Answer(500, "contextual embedding failed", "server_error", "inference_failed"),
         "rerank_inference": Answer(500, "reranking failed", "server_error", "inference_failed"),
         "non_finite": Answer(500, "the model produced a non-finite value", "server_error", "non_finite_vector"),
         "internal": Answer(500, "internal error", "server_error", "internal_error"),

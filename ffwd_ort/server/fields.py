@@ -1,12 +1,13 @@
 """Checks of bodies and fields that every POST route shares, in the words of http.md section 4.4."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from ffwd_ort.engine.model import ServedModel
+from ffwd_ort.engine.vectors import CODECS
 from ffwd_ort.server.errors import Invalid, Problem
 
 MAX_DEPTH = 64
@@ -58,10 +59,13 @@ def is_integer(value: Any) -> bool:
 
 
 def read_model(
-    body: Mapping[str, Any], models: Mapping[str, ServedModel], kind: str, problems: list[Problem]
+    body: Mapping[str, Any],
+    models: Mapping[str, ServedModel],
+    serves: Callable[[ServedModel], bool],
+    problems: list[Problem],
 ) -> ServedModel | None:
     """Settle the label: it may be left out where only one serves the route."""
-    serving = {label: model for label, model in models.items() if model.manifest.kind == kind}
+    serving = {label: model for label, model in models.items() if serves(model)}
     if "model" not in body:
         if len(serving) == 1:
             return next(iter(serving.values()))
@@ -104,6 +108,33 @@ def read_enum(
     else:
         return value
     return None
+
+
+def read_format(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str:
+    """Read `encoding_format`; the first of the label's api mode is the default."""
+    formats = tuple(CODECS[model.api]) if model else ()
+    given = read_enum(body, "encoding_format", formats, problems, settled=model is not None)
+    return given or next(iter(formats), "")
+
+
+def read_dimensions(
+    body: Mapping[str, Any], model: ServedModel | None, encoding_format: str, problems: list[Problem]
+) -> int | None:
+    """Read how many values a vector is cut to; None where the field is absent or wrong."""
+    value = body.get("dimensions", MISSING)
+    where = ("dimensions",)
+    if value is not MISSING and not is_integer(value):
+        problems.append(Problem(where, "dimensions must be an integer", "type_error.integer"))
+        return None
+    if model is None:
+        return None
+    width = model.dim if value is MISSING else int(value)
+    if not model.min_dim <= width <= model.dim:
+        between = f"dimensions must be between {model.min_dim} and {model.dim}"
+        problems.append(Problem(where, between, "value_error.range"))
+    elif encoding_format == "base64_binary" and width % 8:
+        problems.append(Problem(where, "dimensions must be divisible by 8 for base64_binary", "value_error.divisible"))
+    return None if value is MISSING else width
 
 
 def read_boolean(body: Mapping[str, Any], name: str, problems: list[Problem]) -> bool | None:

@@ -6,15 +6,14 @@ import falcon
 
 from ffwd_ort.engine.engine import DRAINING, SERVING, Engine, LoadedModel
 from ffwd_ort.engine.vectors import CODECS
-from ffwd_ort.families import CROSS_ENCODER, EMBEDDING
+from ffwd_ort.families import CONTEXTUAL, EMBEDDING
 from ffwd_ort.server import responses
 from ffwd_ort.server.errors import HttpFault
 from ffwd_ort.server.middleware import Resource
 
 RERANK_PATHS = ["/v1/rerank", "/v2/rerank", "/rerank"]
-# By a label's kind: the routes it serves, and how it scores.
-ROUTES = {EMBEDDING: ["/v1/embeddings"], CROSS_ENCODER: RERANK_PATHS}
-SCORERS = {EMBEDDING: None, CROSS_ENCODER: "logit"}
+# By a label's kind, the routes it serves besides reranking.
+ROUTES = {EMBEDDING: ["/v1/embeddings"], CONTEXTUAL: ["/v1/contextualizedembeddings"]}
 
 
 def entry(model: LoadedModel) -> dict[str, Any]:
@@ -25,17 +24,17 @@ def entry(model: LoadedModel) -> dict[str, Any]:
         "object": "model",
         "created": int(model.loaded_at),
         "owned_by": "ffwd_ort",
-        "kind": served.manifest.kind,
-        "routes": ROUTES[served.manifest.kind],
+        "kind": served.kind,
+        "routes": [*ROUTES.get(served.kind, ()), *(RERANK_PATHS if served.scorer else ())],
         "dim": served.dim,
         "min_dim": served.min_dim,
         "max_tokens": served.cap.tokens,
         "api": served.api,
         "encoding_formats": list(CODECS[served.api]),
-        "pooling": "+".join(served.pooling),
+        "pooling": "+".join(served.pooling) or None,
         "normalize": served.normalize,
         "prompts": sorted(served.prompts),
-        "scorer": SCORERS[served.manifest.kind],
+        "scorer": served.scorer,
         "token_ids": "accept" if served.accepts_token_ids else "refuse",
     }
 

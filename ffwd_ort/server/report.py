@@ -5,6 +5,16 @@ from collections.abc import Sequence
 from ffwd_ort.config import ServerConfig
 from ffwd_ort.engine.engine import LoadedModel
 from ffwd_ort.engine.machine import resident_memory
+from ffwd_ort.families import CONTEXTUAL, CROSS_ENCODER, EMBEDDING, LATE
+
+RERANK = ("/v1/rerank", '"query":"When is low water?","documents":["At 06:40.","Kelp season opens in May."]')
+# A request to try, by the label's kind.
+EXAMPLES = {
+    EMBEDDING: ("/v1/embeddings", '"input":"Low water falls at 06:40."'),
+    CONTEXTUAL: ("/v1/contextualizedembeddings", '"input":[["Low water falls at 06:40.","High water at noon."]]'),
+    LATE: RERANK,
+    CROSS_ENCODER: RERANK,
+}
 
 
 def print_ready(config: ServerConfig, models: Sequence[LoadedModel], bound: str) -> None:
@@ -15,10 +25,10 @@ def print_ready(config: ServerConfig, models: Sequence[LoadedModel], bound: str)
     print(f"memory {resident_memory() >> 20} MiB a worker, {config.workers} worker(s)")
     print(f"ready: {url}")
     if url.startswith("http"):
-        label = models[0].served.label
-        body = f'{{"model":"{label}","input":"Low water falls at 06:40."}}'
+        served = models[0].served
+        path, fields = EXAMPLES[served.kind]
         key = " -H 'Authorization: Bearer KEY'" if config.api_keys else ""
-        print(f"try:   curl -s {url}/v1/embeddings{key} -d '{body}'", flush=True)
+        print(f'try:   curl -s {url}{path}{key} -d \'{{"model":"{served.label}",{fields}}}\'', flush=True)
     if config.public and not config.api_keys:
         print("warning: this address is reachable from other machines and there is no --api-key", flush=True)
 
@@ -29,8 +39,9 @@ def model_lines(model: LoadedModel) -> list[str]:
     manifest, trained = served.manifest, served.manifest.trained_length
     shapes = served.packing.shapes()
     lines = [
-        f"{served.label}: {manifest.family} {manifest.kind}, {served.dim} dimensions, "
-        f"{'+'.join(served.pooling)} pooling, {'unit length' if served.normalize else 'not normalised'}",
+        f"{served.label}: {manifest.family} {served.kind}, {served.dim} dimensions, "
+        f"{'+'.join(served.pooling) or 'no'} pooling, {'unit length' if served.normalize else 'not normalised'}"
+        + (f", reranks by {served.scorer}" if served.scorer else ""),
         f"  texts of up to {served.cap.tokens} tokens (bound by {served.cap.bound_by})",
         f"  {model.runner.provider} ({', '.join(model.runner.execution_providers)}), {manifest.dtype}; "
         f"{len(model.seconds)} of {len(shapes)} shapes run in {sum(model.seconds.values()):.1f} s, "

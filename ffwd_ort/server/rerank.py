@@ -6,7 +6,8 @@ import numpy as np
 from ffwd_ort.engine.vectors import sigmoid
 from ffwd_ort.server import responses
 from ffwd_ort.server.middleware import Timing
-from ffwd_ort.server.rerank_fields import rerank_pairs, rerank_request
+from ffwd_ort.server.rerank_fields import rerank_request
+from ffwd_ort.server.rerank_tokens import rerank_tokens
 from ffwd_ort.server.route import ModelRoute
 
 
@@ -21,9 +22,10 @@ class Rerank(ModelRoute):
         request = self.read(req, rerank_request)
         model = request.model
         with timing.stage("tokenize"):
-            pairs = rerank_pairs(request, self._rules)
-        scores = self.run(req, model.label, model.pair_sequences(pairs)).pooled[:, 0]
+            work = rerank_tokens(request, self._rules)
+        vectors = self.run(req, model.label, work.sequences).vectors
         with timing.stage("encode"):
+            scores = work.score(vectors)
             # By the raw score: a sigmoid that saturates reorders nothing.
             order = np.argsort(-scores, kind="stable")[: request.top_n]
             shown = scores if request.raw_scores else sigmoid(scores)
@@ -32,8 +34,6 @@ class Rerank(ModelRoute):
                 | ({"document": request.given[i]} if request.return_documents else {})
                 for i in order
             ]
-            query_tokens = pairs[0].query * len(pairs)
-            total = sum(len(pair.ids) for pair in pairs)
-            answer = responses.rerank(req.context.id, model.label, results, query_tokens, total)
+            answer = responses.rerank(req.context.id, model.label, results, work.query_tokens, work.total_tokens)
             resp.data = responses.encode(answer)
-        responses.report_cuts(resp, sum(pair.truncated for pair in pairs))
+        responses.report_cuts(resp, work.cut)

@@ -5,15 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ffwd_ort.engine.model import ServedModel
-from ffwd_ort.engine.tokenization import EncodedPair
-from ffwd_ort.errors import TokenizationFailed
-from ffwd_ort.families import CROSS_ENCODER
+from ffwd_ort.engine.scoring import LOGIT
 from ffwd_ort.server.errors import Invalid, Problem
 from ffwd_ort.server.fields import (
     MISSING,
     RequestRules,
     is_integer,
-    over_request_limit,
     read_boolean,
     read_direction,
     read_model,
@@ -42,13 +39,13 @@ class RerankRequest:
 def rerank_request(body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: RequestRules) -> RerankRequest:
     """Check the fields of /v1/rerank; raise Invalid with every problem, in the order of the fields."""
     problems: list[Problem] = []
-    model = read_model(body, models, CROSS_ENCODER, problems)
+    model = read_model(body, models, lambda model: model.scorer is not None, problems)
     query = _query(body, problems)
-    documents = _documents(body, rules, problems)
+    documents = _documents(body, model, rules, problems)
     top_n = _top_n(body, problems)
     return_documents = read_boolean(body, "return_documents", problems)
     most = _positive(body, "max_tokens_per_doc", "max_tokens_per_doc must be at least 1", problems)
-    raw_scores = read_boolean(body, "raw_scores", problems)
+    raw_scores = _raw_scores(body, model, problems)
     truncate = read_boolean(body, "truncate", problems)
     direction = read_direction(body, problems)
     if problems or model is None:
@@ -81,10 +78,14 @@ def _query(body: Mapping[str, Any], problems: list[Problem]) -> str:
     return ""
 
 
-def _documents(body: Mapping[str, Any], rules: RequestRules, problems: list[Problem]) -> list[str]:
+def _documents(
+    body: Mapping[str, Any], model: ServedModel | None, rules: RequestRules, problems: list[Problem]
+) -> list[str]:
     value = body.get("documents", MISSING)
     where = ("documents",)
-    most = min(MAX_DOCUMENTS, rules.rows or MAX_DOCUMENTS)
+    # Where texts are encoded apart, the query takes one of the rows.
+    apart = model is not None and model.scorer != LOGIT
+    most = min(MAX_DOCUMENTS, rules.rows - apart if rules.rows else MAX_DOCUMENTS)
     if value is MISSING:
         problems.append(Problem(where, "field required", "missing"))
     elif not isinstance(value, list):
@@ -92,7 +93,7 @@ def _documents(body: Mapping[str, Any], rules: RequestRules, problems: list[Prob
     elif not value:
         problems.append(Problem(where, "documents must contain at least 1 item", "value_error.list.min_items"))
     elif len(value) > most:
-        bound_by = f"bound by --rows {rules.rows}" if most < MAX_DOCUMENTS else ""
+        bound_by = f"bound by --rows {rules.rows}{', query included' if apart else ''}" if most < MAX_DOCUMENTS else ""
         problems.append(too_many("documents", len(value), most, bound_by))
     else:
         return [_document(index, item, problems) for index, item in enumerate(value)]
@@ -142,37 +143,9 @@ def _positive(
     return None
 
 
-def rerank_pairs(request: RerankRequest, rules: RequestRules) -> list[EncodedPair]:
-    """Tokenise a request's pairs and check every length; raise Invalid with every problem."""
-    model = request.model
-    try:
-        pairs = model.tokenizer.encode_pairs(
-            request.query,
-            request.documents,
-            max_length=model.cap.tokens if request.truncate else None,
-            max_document=request.max_tokens_per_doc,
-            direction=request.direction,
-        )
-    except TokenizationFailed as error:
-        where: tuple[str | int, ...] = ("query",) if error.args[0] is None else ("documents", error.args[0])
-        raise Invalid([Problem(where, "tokenization failed", "value_error.tokenization")]) from None
-    limit = f"{model.cap.tokens} token limit"
-    ends = model.tokenizer.pair_specials - model.tokenizer.specials
-    least = pairs[0].query + 1 + ends  # with one document token
-    if least > model.cap.tokens:
-        counted = f"(counted {least}; bound by {model.cap.bound_by})"
-        raise Invalid([Problem(("query",), f"query exceeds {limit} {counted}", "value_error.context_length")])
-    problems = [
-        Problem(
-            ("documents", index),
-            f"document exceeds {limit} (counted {pair.counted}; bound by {model.cap.bound_by})",
-            "value_error.context_length",
-        )
-        for index, pair in enumerate(pairs)
-        if len(pair.ids) > model.cap.tokens
-    ]
-    over = over_request_limit("documents", sum(len(pair.ids) for pair in pairs), rules)
-    problems = [over, *problems] if over else problems
-    if problems:
-        raise Invalid(problems)
-    return pairs
+def _raw_scores(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> bool | None:
+    value = read_boolean(body, "raw_scores", problems)
+    if value is False and model is not None and model.scorer != LOGIT:
+        only = "raw_scores=false is only supported for cross-encoder models"
+        problems.append(Problem(("raw_scores",), only, "extra_fields"))
+    return value

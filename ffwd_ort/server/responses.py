@@ -42,6 +42,20 @@ def embeddings(label: str, encoded: Sequence[Any], tokens: int) -> dict[str, Any
     }
 
 
+def contextualized(label: str, documents: Sequence[Sequence[Any]], tokens: int) -> dict[str, Any]:
+    """Shape the answer of /v1/contextualizedembeddings: one list per document, in it one entry per chunk."""
+    data = [
+        {
+            "object": "list",
+            "index": d,
+            "data": [{"object": "embedding", "index": c, "embedding": e} for c, e in enumerate(chunks)],
+        }
+        for d, chunks in enumerate(documents)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": label, "usage": usage}
+
+
 def rerank(request_id: str, label: str, results: Sequence[Any], query_tokens: int, total_tokens: int) -> dict[str, Any]:
     """Shape the answer of /v1/rerank: results in descending order."""
     return {

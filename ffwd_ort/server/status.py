@@ -9,7 +9,6 @@ import falcon
 from ffwd_ort.engine.engine import CLOSED, DRAINING, FAILED, SERVING, STARTING, Engine, LoadedModel
 from ffwd_ort.server import responses
 from ffwd_ort.server.middleware import Resource
-from ffwd_ort.server.models import SCORERS
 from ffwd_ort.version import VERSION
 
 
@@ -21,14 +20,14 @@ def describe(label: str, model: LoadedModel | None) -> dict[str, Any]:
 
 
 DESCRIBED: dict[str, Callable[[LoadedModel], Any]] = {
-    "kind": lambda m: m.served.manifest.kind,
+    "kind": lambda m: m.served.kind,
     "family": lambda m: m.served.manifest.family,
     "dim": lambda m: m.served.dim,
     "min_dim": lambda m: m.served.min_dim,
-    "pooling": lambda m: "+".join(m.served.pooling),
+    "pooling": lambda m: "+".join(m.served.pooling) or None,
     "normalize": lambda m: m.served.normalize,
     "api": lambda m: m.served.api,
-    "scorer": lambda m: SCORERS[m.served.manifest.kind],
+    "scorer": lambda m: m.served.scorer,
     "release": lambda m: None,
     "max_tokens": lambda m: m.served.cap.tokens,
     "max_tokens_bound_by": lambda m: m.served.cap.bound_by,

@@ -10,7 +10,6 @@ from typing import Any
 from ffwd_ort.config import POOLING
 from ffwd_ort.engine.model import ServedModel
 from ffwd_ort.engine.tokenization import Encoded
-from ffwd_ort.engine.vectors import CODECS
 from ffwd_ort.errors import TokenizationFailed
 from ffwd_ort.families import EMBEDDING
 from ffwd_ort.server.errors import Invalid, Problem
@@ -21,8 +20,10 @@ from ffwd_ort.server.fields import (
     over_request_limit,
     permitted,
     read_boolean,
+    read_dimensions,
     read_direction,
     read_enum,
+    read_format,
     read_model,
     too_many,
 )
@@ -67,11 +68,9 @@ def embeddings_request(
 ) -> EmbeddingsRequest:
     """Check the fields of /v1/embeddings; raise Invalid with every problem, in the order of the fields."""
     problems: list[Problem] = []
-    model = read_model(body, models, EMBEDDING, problems)
-    formats = tuple(CODECS[model.api]) if model else ()
-    encoding_format = read_enum(body, "encoding_format", formats, problems, settled=model is not None)
-    encoding_format = encoding_format or next(iter(formats), "")
-    dimensions = _dimensions(body, model, encoding_format, problems)
+    model = read_model(body, models, lambda model: model.kind == EMBEDDING, problems)
+    encoding_format = read_format(body, model, problems)
+    dimensions = read_dimensions(body, model, encoding_format, problems)
     pooling = _pooling(body, model, problems)
     gives_ids = model is not None and model.accepts_token_ids and _are_token_ids(body.get("input"))
     text_type = None if gives_ids else _text_type(body, model, problems)
@@ -99,25 +98,6 @@ def embeddings_request(
         truncate=rules.auto_truncate if truncate is None else truncate,
         direction=direction,
     )
-
-
-def _dimensions(
-    body: Mapping[str, Any], model: ServedModel | None, encoding_format: str, problems: list[Problem]
-) -> int | None:
-    value = body.get("dimensions", MISSING)
-    where = ("dimensions",)
-    if value is not MISSING and not is_integer(value):
-        problems.append(Problem(where, "dimensions must be an integer", "type_error.integer"))
-        return None
-    if model is None:
-        return None
-    width = model.dim if value is MISSING else int(value)
-    if not model.min_dim <= width <= model.dim:
-        between = f"dimensions must be between {model.min_dim} and {model.dim}"
-        problems.append(Problem(where, between, "value_error.range"))
-    elif encoding_format == "base64_binary" and width % 8:
-        problems.append(Problem(where, "dimensions must be divisible by 8 for base64_binary", "value_error.divisible"))
-    return None if value is MISSING else width
 
 
 def _pooling(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str | None:

@@ -1,0 +1,109 @@
+"""Scores of a query and documents that are encoded apart: by cosine of their vectors, or by MaxSim of their tokens."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+
+from ffwd_ort.bundle import Late
+from ffwd_ort.engine.maxsim import document_sequence, mark, maxsim, query_sequence
+from ffwd_ort.engine.model import ServedModel
+from ffwd_ort.engine.sequences import Floats, Sequence
+from ffwd_ort.engine.tokenization import Encoded
+from ffwd_ort.engine.vectors import l2_normalize
+
+LOGIT, MAXSIM, COSINE = "logit", "maxsim", "cosine"
+
+
+class Scorer(Protocol):
+    """How texts are laid out, and what their vectors come to."""
+
+    def least(self, model: ServedModel) -> int:
+        """Return the tokens of a text of one token: with less room nothing of it would be left."""
+
+    def encode(
+        self, model: ServedModel, texts: Seq[str], *, query: bool, max_length: int | None, direction: str
+    ) -> list[Encoded]:
+        """Tokenise queries, or documents, and cut them to `max_length`; raises TokenizationFailed."""
+
+    def sequences(self, model: ServedModel, query: Encoded, documents: Seq[Encoded]) -> list[Sequence]:
+        """Make the engine's sequences: the query's first."""
+
+    def score(self, vectors: Seq[Floats]) -> Floats:
+        """Score the documents, from what the engine made of those sequences: float32 [documents]."""
+
+
+class Cosine:
+    """The cosine of two pooled vectors; each side gets its prompt, if the label has one."""
+
+    def least(self, model: ServedModel) -> int:
+        """Return one token and the special ones."""
+        return model.tokenizer.specials + 1
+
+    def encode(
+        self, model: ServedModel, texts: Seq[str], *, query: bool, max_length: int | None, direction: str
+    ) -> list[Encoded]:
+        """Tokenise as for vectors."""
+        prompt = _prompt(model, query)
+        return model.tokenizer.encode(texts, prompt=prompt, max_length=max_length, direction=direction)
+
+    def sequences(self, model: ServedModel, query: Encoded, documents: Seq[Encoded]) -> list[Sequence]:
+        """Pool each as the label does."""
+        return [
+            *model.sequences([query], prompt=_prompt(model, True)),
+            *model.sequences(list(documents), prompt=_prompt(model, False)),
+        ]
+
+    def score(self, vectors: Seq[Floats]) -> Floats:
+        """Compute the cosines, in [-1, 1]."""
+        unit = l2_normalize(np.stack(vectors))
+        cosines: Floats = np.clip(unit[1:] @ unit[0], -1, 1)
+        return cosines
+
+
+class MaxSim:
+    """Late interaction."""
+
+    def least(self, model: ServedModel) -> int:
+        """Return one token, the special ones and a marker."""
+        return model.tokenizer.specials + 2
+
+    def encode(
+        self, model: ServedModel, texts: Seq[str], *, query: bool, max_length: int | None, direction: str
+    ) -> list[Encoded]:
+        """Tokenise and put the marker in."""
+        late = _late(model)
+        marker = late.query_marker if query else late.document_marker
+        extra = marker is not None
+        room = None if max_length is None else max_length - extra
+        prompt = _prompt(model, query)
+        encoded = model.tokenizer.encode(texts, prompt=prompt, max_length=room, direction=direction)
+        return [Encoded(mark(text.ids, marker), text.counted + extra) for text in encoded]
+
+    def sequences(self, model: ServedModel, query: Encoded, documents: Seq[Encoded]) -> list[Sequence]:
+        """Pad the query; ask for every token."""
+        late, normalize = _late(model), model.normalize
+        return [
+            query_sequence(query.ids, late, normalize),
+            *(document_sequence(text.ids, late, normalize) for text in documents),
+        ]
+
+    def score(self, vectors: Seq[Floats]) -> Floats:
+        """Compute MaxSim."""
+        return maxsim(vectors[0], vectors[1:])
+
+
+def _prompt(model: ServedModel, query: bool) -> str:
+    return model.prompt_for("query" if query else "document", None)
+
+
+def _late(model: ServedModel) -> Late:
+    late = model.manifest.late
+    assert late is not None  # labels of this kind have it
+    return late
+
+
+# By a label's scorer; pairs (LOGIT) are tokenised together and need none of this.
+SCORERS: Mapping[str, Scorer] = MappingProxyType({COSINE: Cosine(), MAXSIM: MaxSim()})
