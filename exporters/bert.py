@@ -8,14 +8,13 @@ from onnxscript import nn
 from ffwd_ort.bundle import Sizes
 from ffwd_ort.checkpoint import Checkpoint
 from ffwd_ort.errors import AdmissionError
+from ffwd_ort_exporters.attention import Attend, Tokens
 from ffwd_ort_exporters.blocks import (
     Embedding,
     LayerNorm,
     Linear,
     activation,
-    attention,
     check_activation,
-    segment_mask,
 )
 from ffwd_ort_exporters.heads import Classifier
 from ffwd_ort_exporters.native import Trunk, native_exporter
@@ -41,17 +40,9 @@ class BertTrunk(Trunk):
         self.embeddings = Embeddings(checkpoint, self.sizes, epsilon)
         self.encoder = Encoder(self.sizes, epsilon, act)
 
-    def forward(
-        self,
-        op: Any,
-        input_ids: ir.Value,
-        position_ids: ir.Value,
-        segment_ids: ir.Value,
-        token_type_ids: ir.Value | None = None,
-    ) -> ir.Value:
-        """Int32 [rows, seq] each -> float32 [rows, seq, hidden]."""
-        x = self.embeddings(op, input_ids, position_ids, token_type_ids)
-        return self.encoder(op, x, segment_mask(op, segment_ids))
+    def forward(self, op: Any, tokens: Tokens) -> ir.Value:
+        """[rows, seq] of tokens -> float32 [rows, seq, hidden]."""
+        return self.encoder(op, self.embeddings(op, tokens), Attend(op, tokens))
 
 
 def bert_sizes(checkpoint: Checkpoint) -> Sizes:
@@ -78,26 +69,24 @@ class Embeddings(nn.Module):
         self.token_type_embeddings = Embedding(checkpoint.integer("type_vocab_size"), sizes.hidden)
         self.LayerNorm = LayerNorm(sizes.hidden, epsilon)
 
-    def forward(
-        self, op: Any, input_ids: ir.Value, position_ids: ir.Value, token_type_ids: ir.Value | None
-    ) -> ir.Value:
-        """Int32 [rows, seq] each -> [rows, seq, hidden]."""
-        types = op.Constant(value_int=0) if token_type_ids is None else token_type_ids
-        words = op.Add(self.word_embeddings(op, input_ids), self.token_type_embeddings(op, types))
-        return self.LayerNorm(op, op.Add(words, self.position_embeddings(op, position_ids)))
+    def forward(self, op: Any, tokens: Tokens) -> ir.Value:
+        """[rows, seq] of tokens -> [rows, seq, hidden]."""
+        types = op.Constant(value_int=0) if tokens.token_type_ids is None else tokens.token_type_ids
+        words = op.Add(self.word_embeddings(op, tokens.input_ids), self.token_type_embeddings(op, types))
+        return self.LayerNorm(op, op.Add(words, self.position_embeddings(op, tokens.position_ids)))
 
 
 class Encoder(nn.Module):
-    """The stack; each layer sees the same mask."""
+    """The stack; each layer attends alike."""
 
     def __init__(self, sizes: Sizes, epsilon: float, act: str) -> None:
         super().__init__()
         self.layer = nn.ModuleList([Layer(Attention(sizes, epsilon), sizes, epsilon, act) for _ in range(sizes.layers)])
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
         for layer in self.layer:
-            x = layer(op, x, mask)
+            x = layer(op, x, attend)
         return x
 
 
@@ -110,9 +99,9 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(sizes, act)
         self.output = Output(sizes.intermediate, sizes.hidden, epsilon)
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
-        x = self.attention(op, x, mask)
+        x = self.attention(op, x, attend)
         return self.output(op, self.intermediate(op, x), x)
 
 
@@ -124,9 +113,9 @@ class Attention(nn.Module):
         self.self = SelfAttention(sizes)
         self.output = Output(sizes.hidden, sizes.hidden, epsilon)
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
-        return self.output(op, self.self(op, x, mask), x)
+        return self.output(op, self.self(op, x, attend), x)
 
 
 class SelfAttention(nn.Module):
@@ -137,10 +126,10 @@ class SelfAttention(nn.Module):
         self.qkv = Linear(sizes.hidden, 3 * sizes.hidden, "query", "key", "value")
         self.heads = sizes.heads
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
         q, k, v = op.Split(self.qkv(op, x), axis=2, num_outputs=3, _outputs=3)
-        return attention(op, q, k, v, mask, self.heads, self.heads)
+        return attend(op, q, k, v, self.heads, self.heads)
 
 
 class Intermediate(nn.Module):

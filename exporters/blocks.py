@@ -170,54 +170,6 @@ class RMSNorm(nn.Module):
         return op.Reshape(self(op, op.Reshape(x, [0, 0, heads, width])), [0, 0, heads * width])
 
 
-def segment_mask(
-    op: Any,
-    segment_ids: ir.Value,
-    position_ids: ir.Value | None = None,
-    *,
-    causal: bool = False,
-    window: int | None = None,
-) -> ir.Value:
-    """Let a token see the tokens of its own text: [rows, seq] -> bool [rows, 1, seq, seq].
-
-    With `causal`, not those after it; with `window`, none further away than that many positions. Padding is
-    segment -1, all at one position, and sees padding: no row is masked whole and no softmax is 0/0. A token of
-    segment -2 - s sees what a token of s sees, and is seen by none: a query's expansion in ColBERT.
-    """
-    sees = op.Max(segment_ids, op.Sub(constant(op, -2), segment_ids))
-    allowed = op.Equal(op.Unsqueeze(sees, [1, 3]), op.Unsqueeze(segment_ids, [1, 2]))
-    if causal or window is not None:
-        ahead = op.Sub(op.Unsqueeze(position_ids, [1, 3]), op.Unsqueeze(position_ids, [1, 2]))  # query - key
-        if causal:
-            allowed = op.And(allowed, op.GreaterOrEqual(ahead, constant(op, 0)))
-        if window is not None:
-            allowed = op.And(allowed, op.LessOrEqual(op.Abs(ahead), constant(op, window)))
-    return allowed
-
-
-def constant(op: Any, value: int) -> ir.Value:
-    """Make an int32 scalar, the type of the graph's inputs."""
-    return op.Constant(value=ir.Tensor(np.array(value, np.int32)))
-
-
-def attention(
-    op: Any,
-    q: ir.Value,
-    k: ir.Value,
-    v: ir.Value,
-    mask: ir.Value,
-    heads: int,
-    kv_heads: int,
-    scale: float | None = None,
-) -> ir.Value:
-    """Multi-head attention: [rows, seq, heads * width] and kv_heads likewise -> [rows, seq, heads * width].
-
-    `scale` is 1 / sqrt(width) unless the family says otherwise. `mask` is bool, or float to be added.
-    """
-    options = {} if scale is None else {"scale": scale}
-    return op.Attention(q, k, v, mask, q_num_heads=heads, kv_num_heads=kv_heads, **options)
-
-
 def pool(op: Any, weights: ir.Value, hidden: ir.Value) -> ir.Value:
     """Every linear pooling at once: [rows, slots, seq] by [rows, seq, hidden] -> [rows, slots, hidden]."""
     return op.MatMul(weights, hidden)

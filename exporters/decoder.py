@@ -10,14 +10,13 @@ from onnxscript import nn
 from ffwd_ort.bundle import Sizes
 from ffwd_ort.checkpoint import Checkpoint
 from ffwd_ort.errors import AdmissionError
+from ffwd_ort_exporters.attention import Attend, Tokens, can_be_long, span
 from ffwd_ort_exporters.blocks import (
     Embedding,
     Linear,
     RMSNorm,
     activation,
-    attention,
     check_activation,
-    segment_mask,
 )
 from ffwd_ort_exporters.native import Trunk
 from ffwd_ort_exporters.rotary import Rotary, Rotation, scaling_of
@@ -88,24 +87,24 @@ class DecoderTrunk(Trunk):
         self.sizes = shape.sizes
         self.causal = style.causal if checkpoint.is_causal is None else checkpoint.is_causal
         self.windows = shape.windows
+        self.has_long_form = can_be_long(self.causal, shape.head_width)
+        self.span = max(span(self.causal, window and window - 1) for window in self.windows)
         base, scaling = scaling_of(checkpoint.config)
         self.embed_tokens = Embedding(shape.sizes.vocabulary, shape.sizes.hidden)
         self.rotary = Rotary(base, scaling, shape.head_width, checkpoint.integer("max_position_embeddings"))
         self.layers = nn.ModuleList([Layer(shape, style) for _ in range(shape.sizes.layers)])
         self.norm = RMSNorm(shape.sizes.hidden, shape.epsilon)
 
-    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value, segment_ids: ir.Value) -> ir.Value:
-        """Three int32 [rows, seq] -> float32 [rows, seq, hidden]."""
-        masks = {
-            window: segment_mask(
-                op, segment_ids, position_ids, causal=self.causal, window=None if window is None else window - 1
-            )
+    def forward(self, op: Any, tokens: Tokens) -> ir.Value:
+        """[rows, seq] of tokens -> float32 [rows, seq, hidden]."""
+        attends = {
+            window: Attend(op, tokens, causal=self.causal, reach=None if window is None else window - 1)
             for window in sorted(set(self.windows), key=lambda w: w or 0)
         }
-        rotation = self.rotary(op, position_ids)
-        x = self.embed_tokens(op, input_ids)
+        rotation = self.rotary(op, tokens.position_ids)
+        x = self.embed_tokens(op, tokens.input_ids)
         for layer, window in zip(self.layers, self.windows, strict=True):
-            x = layer(op, x, masks[window], rotation)
+            x = layer(op, x, attends[window], rotation)
         return self.norm(op, x)
 
 
@@ -120,9 +119,9 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden, shape.epsilon)
         self.mlp = GatedMLP(hidden, shape.sizes.intermediate, shape.act)
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value, rotation: Rotation) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend, rotation: Rotation) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
-        x = op.Add(x, self.self_attn(op, self.input_layernorm(op, x), mask, rotation))
+        x = op.Add(x, self.self_attn(op, self.input_layernorm(op, x), attend, rotation))
         return op.Add(x, self.mlp(op, self.post_attention_layernorm(op, x)))
 
 
@@ -140,14 +139,14 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(width, shape.epsilon) if style.head_norms else None
         self.k_norm = RMSNorm(width, shape.epsilon) if style.head_norms else None
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value, rotation: Rotation) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend, rotation: Rotation) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
         q, k, v = op.Split(self.qkv(op, x), self.each, axis=2, _outputs=3)
         if self.q_norm is not None and self.k_norm is not None:
             q = self.q_norm.by_head(op, q, self.heads, self.width)
             k = self.k_norm.by_head(op, k, self.kv_heads, self.width)
         q, k = rotation(op, q, self.heads), rotation(op, k, self.kv_heads)
-        return self.o_proj(op, attention(op, q, k, v, mask, self.heads, self.kv_heads))
+        return self.o_proj(op, attend(op, q, k, v, self.heads, self.kv_heads))
 
 
 class GatedMLP(nn.Module):

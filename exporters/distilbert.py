@@ -7,14 +7,13 @@ from onnxscript import nn
 
 from ffwd_ort.bundle import Sizes
 from ffwd_ort.checkpoint import Checkpoint
+from ffwd_ort_exporters.attention import Attend, Tokens
 from ffwd_ort_exporters.blocks import (
     LayerNorm,
     Linear,
     WordsAndPositions,
     activation,
-    attention,
     check_activation,
-    segment_mask,
 )
 from ffwd_ort_exporters.heads import Classifier
 from ffwd_ort_exporters.native import Trunk, native_exporter
@@ -38,9 +37,10 @@ class DistilBertTrunk(Trunk):
         self.embeddings = WordsAndPositions(self.sizes.vocabulary, positions, self.sizes.hidden, EPSILON)
         self.transformer = Transformer(self.sizes, check_activation(checkpoint.config.get("activation", "gelu")))
 
-    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value, segment_ids: ir.Value) -> ir.Value:
-        """Three int32 [rows, seq] -> float32 [rows, seq, hidden]."""
-        return self.transformer(op, self.embeddings(op, input_ids, position_ids), segment_mask(op, segment_ids))
+    def forward(self, op: Any, tokens: Tokens) -> ir.Value:
+        """[rows, seq] of tokens -> float32 [rows, seq, hidden]."""
+        x = self.embeddings(op, tokens.input_ids, tokens.position_ids)
+        return self.transformer(op, x, Attend(op, tokens))
 
 
 class Transformer(nn.Module):
@@ -50,10 +50,10 @@ class Transformer(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList([Layer(sizes, act) for _ in range(sizes.layers)])
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
         for layer in self.layer:
-            x = layer(op, x, mask)
+            x = layer(op, x, attend)
         return x
 
 
@@ -67,9 +67,9 @@ class Layer(nn.Module):
         self.ffn = MLP(sizes, act)
         self.output_layer_norm = LayerNorm(sizes.hidden, EPSILON)
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
-        x = self.sa_layer_norm(op, op.Add(self.attention(op, x, mask), x))
+        x = self.sa_layer_norm(op, op.Add(self.attention(op, x, attend), x))
         return self.output_layer_norm(op, op.Add(self.ffn(op, x), x))
 
 
@@ -82,10 +82,10 @@ class SelfAttention(nn.Module):
         self.out_lin = Linear(sizes.hidden, sizes.hidden)
         self.heads = sizes.heads
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
         q, k, v = op.Split(self.qkv(op, x), axis=2, num_outputs=3, _outputs=3)
-        return self.out_lin(op, attention(op, q, k, v, mask, self.heads, self.heads))
+        return self.out_lin(op, attend(op, q, k, v, self.heads, self.heads))
 
 
 class MLP(nn.Module):

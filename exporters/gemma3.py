@@ -9,7 +9,8 @@ import onnx_ir as ir
 from onnxscript import nn
 
 from ffwd_ort.checkpoint import Checkpoint
-from ffwd_ort_exporters.blocks import Embedding, Linear, RMSNorm, attention, segment_mask
+from ffwd_ort_exporters.attention import Attend, Tokens, can_be_long, span
+from ffwd_ort_exporters.blocks import Embedding, Linear, RMSNorm
 from ffwd_ort_exporters.decoder import GatedMLP, Shape
 from ffwd_ort_exporters.native import Trunk, native_exporter
 from ffwd_ort_exporters.rotary import Rotary, Rotation, scaling_of
@@ -33,6 +34,8 @@ class Gemma3Trunk(Trunk):
         # An encoder sees as many tokens to either side as half the window; a decoder the window behind it.
         window = checkpoint.integer("sliding_window")
         self.reach = window - 1 if self.causal else window // 2
+        self.has_long_form = can_be_long(self.causal, shape.head_width)
+        self.span = span(self.causal, self.reach)
         scale = checkpoint.number("query_pre_attn_scalar", shape.head_width) ** -0.5
         self.embed_tokens = Embedding(shape.sizes.vocabulary, shape.sizes.hidden)
         self.layers = nn.ModuleList([Layer(shape, scale) for _ in range(shape.sizes.layers)])
@@ -40,17 +43,18 @@ class Gemma3Trunk(Trunk):
         self.global_rotary = Rotary(*_scaling(config, GLOBAL), shape.head_width, positions)
         self.local_rotary = Rotary(*_scaling(config, LOCAL), shape.head_width, positions)
 
-    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value, segment_ids: ir.Value) -> ir.Value:
-        """Three int32 [rows, seq] -> float32 [rows, seq, hidden]."""
-        masks = {
-            GLOBAL: segment_mask(op, segment_ids, position_ids, causal=self.causal),
-            LOCAL: segment_mask(op, segment_ids, position_ids, causal=self.causal, window=self.reach),
+    def forward(self, op: Any, tokens: Tokens) -> ir.Value:
+        """[rows, seq] of tokens -> float32 [rows, seq, hidden]."""
+        attends = {
+            GLOBAL: Attend(op, tokens, causal=self.causal),
+            LOCAL: Attend(op, tokens, causal=self.causal, reach=self.reach),
         }
-        rotations = {GLOBAL: self.global_rotary(op, position_ids), LOCAL: self.local_rotary(op, position_ids)}
+        places = tokens.position_ids
+        rotations = {GLOBAL: self.global_rotary(op, places), LOCAL: self.local_rotary(op, places)}
         scale = op.Constant(value=ir.Tensor(np.array(math.sqrt(self.sizes.hidden), np.float32)))
-        x = op.Mul(self.embed_tokens(op, input_ids), scale)
+        x = op.Mul(self.embed_tokens(op, tokens.input_ids), scale)
         for layer, kind in zip(self.layers, self.kinds, strict=True):
-            x = layer(op, x, masks[kind], rotations[kind])
+            x = layer(op, x, attends[kind], rotations[kind])
         return self.norm(op, x)
 
 
@@ -86,9 +90,9 @@ class Layer(nn.Module):
         self.mlp = GatedMLP(hidden, shape.sizes.intermediate, shape.act)
         self.post_feedforward_layernorm = norm(hidden, shape)
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value, rotation: Rotation) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend, rotation: Rotation) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
-        attended = self.self_attn(op, self.input_layernorm(op, x), mask, rotation)
+        attended = self.self_attn(op, self.input_layernorm(op, x), attend, rotation)
         x = op.Add(x, self.post_attention_layernorm(op, attended))
         inner = self.mlp(op, self.pre_feedforward_layernorm(op, x))
         return op.Add(x, self.post_feedforward_layernorm(op, inner))
@@ -106,12 +110,12 @@ class SelfAttention(nn.Module):
         self.o_proj = Linear(self.heads * width, hidden, bias=False)
         self.q_norm, self.k_norm = norm(width, shape), norm(width, shape)
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value, rotation: Rotation) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend, rotation: Rotation) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
         q, k, v = op.Split(self.qkv(op, x), self.each, axis=2, _outputs=3)
         q = rotation(op, self.q_norm.by_head(op, q, self.heads, self.width), self.heads)
         k = rotation(op, self.k_norm.by_head(op, k, self.kv_heads, self.width), self.kv_heads)
-        return self.o_proj(op, attention(op, q, k, v, mask, self.heads, self.kv_heads, self.scale))
+        return self.o_proj(op, attend(op, q, k, v, self.heads, self.kv_heads, self.scale))
 
 
 EXPORTER = native_exporter("gemma3", Gemma3Trunk)

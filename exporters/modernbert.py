@@ -8,15 +8,14 @@ from onnxscript import nn
 
 from ffwd_ort.bundle import Sizes
 from ffwd_ort.checkpoint import Checkpoint
+from ffwd_ort_exporters.attention import Attend, Tokens, span
 from ffwd_ort_exporters.bert import bert_sizes
 from ffwd_ort_exporters.blocks import (
     Embedding,
     LayerNorm,
     Linear,
     activation,
-    attention,
     check_activation,
-    segment_mask,
 )
 from ffwd_ort_exporters.native import Trunk, native_exporter
 from ffwd_ort_exporters.rotary import Rotary, Rotation, scaling_of
@@ -36,23 +35,21 @@ class ModernBertTrunk(Trunk):
         norm = _norm_style(checkpoint)
         width, positions = self.sizes.hidden // self.sizes.heads, checkpoint.integer("max_position_embeddings")
         self.kinds = _kinds(config, self.sizes.layers)
-        self.window = checkpoint.integer("local_attention") // 2  # tokens to either side
+        self.reach = checkpoint.integer("local_attention") // 2  # tokens to either side
+        self.span = span(False, self.reach)
         self.embeddings = Embeddings(self.sizes, norm)
         self.layers = nn.ModuleList([Layer(config, self.sizes, norm, first=i == 0) for i in range(self.sizes.layers)])
         self.final_norm = LayerNorm(self.sizes.hidden, **norm)
         self.global_rotary = Rotary(*_scaling(config, GLOBAL), width, positions)
         self.local_rotary = Rotary(*_scaling(config, LOCAL), width, positions)
 
-    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value, segment_ids: ir.Value) -> ir.Value:
-        """Three int32 [rows, seq] -> float32 [rows, seq, hidden]."""
+    def forward(self, op: Any, tokens: Tokens) -> ir.Value:
+        """[rows, seq] of tokens -> float32 [rows, seq, hidden]."""
         seen = {
-            GLOBAL: (segment_mask(op, segment_ids), self.global_rotary(op, position_ids)),
-            LOCAL: (
-                segment_mask(op, segment_ids, position_ids, window=self.window),
-                self.local_rotary(op, position_ids),
-            ),
+            GLOBAL: (Attend(op, tokens), self.global_rotary(op, tokens.position_ids)),
+            LOCAL: (Attend(op, tokens, reach=self.reach), self.local_rotary(op, tokens.position_ids)),
         }
-        x = self.embeddings(op, input_ids)
+        x = self.embeddings(op, tokens.input_ids)
         for layer, kind in zip(self.layers, self.kinds, strict=True):
             x = layer(op, x, *seen[kind])
         return self.final_norm(op, x)
@@ -98,10 +95,10 @@ class Layer(nn.Module):
         act = check_activation(config.get("hidden_activation", "gelu"))
         self.mlp = GatedMLP(sizes, act, bool(config.get("mlp_bias", False)))
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value, rotation: Rotation) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend, rotation: Rotation) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
         normed = x if self.attn_norm is None else self.attn_norm(op, x)
-        x = op.Add(x, self.attn(op, normed, mask, rotation))
+        x = op.Add(x, self.attn(op, normed, attend, rotation))
         return op.Add(x, self.mlp(op, self.mlp_norm(op, x)))
 
 
@@ -114,11 +111,11 @@ class SelfAttention(nn.Module):
         self.Wo = Linear(sizes.hidden, sizes.hidden, bias=bias)
         self.heads = sizes.heads
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value, rotation: Rotation) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend, rotation: Rotation) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
         q, k, v = op.Split(self.Wqkv(op, x), axis=2, num_outputs=3, _outputs=3)
         q, k = rotation(op, q, self.heads), rotation(op, k, self.heads)
-        return self.Wo(op, attention(op, q, k, v, mask, self.heads, self.heads))
+        return self.Wo(op, attend(op, q, k, v, self.heads, self.heads))
 
 
 class GatedMLP(nn.Module):

@@ -9,15 +9,14 @@ from onnxscript import nn
 
 from ffwd_ort.bundle import Sizes
 from ffwd_ort.checkpoint import Checkpoint
+from ffwd_ort_exporters.attention import Tokens, attention, segment_mask
 from ffwd_ort_exporters.bert import Layer, bert_sizes
 from ffwd_ort_exporters.blocks import (
     Embedding,
     LayerNorm,
     Linear,
     WordsAndPositions,
-    attention,
     check_activation,
-    segment_mask,
 )
 from ffwd_ort_exporters.native import Trunk, native_exporter
 
@@ -26,6 +25,8 @@ FARTHEST = 128  # distances beyond this share a bucket
 
 class MPNetTrunk(Trunk):
     """Embeddings and a stack of post-layer-norm blocks under one relative bias."""
+
+    has_long_form = False  # no flash kernel adds a bias of every pair of tokens
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
@@ -37,10 +38,11 @@ class MPNetTrunk(Trunk):
         buckets = checkpoint.config.get("relative_attention_num_buckets", 32)
         self.encoder = Encoder(self.sizes, epsilon, act, int(buckets))
 
-    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value, segment_ids: ir.Value) -> ir.Value:
-        """Three int32 [rows, seq] -> float32 [rows, seq, hidden]."""
-        x = self.embeddings(op, input_ids, position_ids)
-        return self.encoder(op, x, segment_mask(op, segment_ids), op.Shape(input_ids, start=1, end=2))
+    def forward(self, op: Any, tokens: Tokens) -> ir.Value:
+        """[rows, seq] of tokens -> float32 [rows, seq, hidden]."""
+        x = self.embeddings(op, tokens.input_ids, tokens.position_ids)
+        mask = segment_mask(op, tokens.segment_ids)
+        return self.encoder(op, x, mask, op.Shape(tokens.input_ids, start=1, end=2))
 
 
 class Encoder(nn.Module):

@@ -10,9 +10,11 @@ from onnxscript import nn
 
 from ffwd_ort.bundle import GRAPH, WEIGHTS, Sizes
 from ffwd_ort.checkpoint import Checkpoint
+from ffwd_ort.engine.packing import LONG_FROM
 from ffwd_ort.engine.sessions import import_onnxruntime
 from ffwd_ort.errors import CheckpointError, RefusedError
-from ffwd_ort.export import Exporter, GraphFacts, Progress
+from ffwd_ort.export import Exporter, GraphFacts, GraphOrder, Progress
+from ffwd_ort_exporters.attention import Tokens
 from ffwd_ort_exporters.blocks import Weight, pool
 from ffwd_ort_exporters.heads import Classifier, DenseHead
 from ffwd_ort_exporters.weights import open_weights
@@ -25,21 +27,17 @@ TOKEN_INPUTS = ("input_ids", "position_ids", "segment_ids")
 class Trunk(nn.Module):
     """A family's graph up to the last hidden states; `sizes` are its measures.
 
-    With `token_types` it takes a fourth input beside the three, for pairs of texts.
+    With `token_types` pairs of texts have an input that tells them apart. `has_long_form`: it attends by `Attend`
+    alone; `span` is then what attention.py's function says.
     """
 
     sizes: Sizes
     token_types = False
+    has_long_form = True
+    span = 0
 
-    def forward(
-        self,
-        op: Any,
-        input_ids: ir.Value,
-        position_ids: ir.Value,
-        segment_ids: ir.Value,
-        token_type_ids: ir.Value | None = None,
-    ) -> ir.Value:
-        """Int32 [rows, seq] each -> float32 [rows, seq, hidden]."""
+    def forward(self, op: Any, tokens: Tokens) -> ir.Value:
+        """[rows, seq] of tokens -> float32 [rows, seq, hidden]."""
         raise NotImplementedError
 
 
@@ -53,13 +51,14 @@ def native_exporter(
     `classifier` makes the head of the family's cross-encoders, from the hidden width.
     """
 
-    def write(checkpoint: Checkpoint, head: str, folder: Path, progress: Progress) -> GraphFacts:
+    def write(graph: GraphOrder, folder: Path, progress: Progress) -> GraphFacts:
         import_onnxruntime()  # here, so that what is missing is said before the weights are written
+        checkpoint, scores = graph.checkpoint, graph.head == "scores"
         module = trunk(checkpoint)
-        scores = head == "scores"
         last = classifier(module.sizes.hidden) if scores and classifier else DenseHead(checkpoint.dense_modules)
         inputs = [*TOKEN_INPUTS, *(["token_type_ids"] if scores and module.token_types else [])]
-        model = _build(module, last, family, inputs, head)
+        inputs += ["packed"] if module.has_long_form and graph.positions > LONG_FROM else []
+        model = _build(module, last, family, inputs, graph.head)
         files = {f"dense.{i}.": dense.weights for i, dense in enumerate(checkpoint.dense_modules)}
         with open_weights(checkpoint.weight_files, files) as weights:
             for parameter in _parameters(module, last, model):
@@ -67,24 +66,31 @@ def native_exporter(
                     parameter.bind(weights)
             _save(model, folder, progress)
         _load_once(folder / GRAPH)
-        return GraphFacts(tuple(value.name or "" for value in model.graph.inputs), module.sizes)
+        return GraphFacts(tuple(value.name or "" for value in model.graph.inputs), module.sizes, module.span)
 
     return Exporter(family, write)
 
 
 def _build(module: Trunk, head: DenseHead | Classifier, family: str, inputs: Sequence[str], output: str) -> ir.Model:
-    graph = ir.Graph([], [], nodes=[], name=family, opset_imports={"": OPSET})
+    opsets = {"": OPSET} | ({"com.microsoft": 1} if "packed" in inputs else {})
+    graph = ir.Graph([], [], nodes=[], name=family, opset_imports=opsets)
     builder = onnxscript.GraphBuilder(graph)
-    x = module(builder.op, *(builder.input(name, ir.DataType.INT32, ["rows", "seq"]) for name in inputs))
+    x = module(builder.op, Tokens(**{name: _token_input(builder, name) for name in inputs}))
     if output != "tokens":
         x = pool(builder.op, builder.input("pool", ir.DataType.FLOAT, ["rows", "slots", "seq"]), x)
     result = head(builder.op, x)
     result.type = ir.TensorType(ir.DataType.FLOAT)
     result.shape = ir.Shape(["rows", "seq" if output == "tokens" else "slots", head.width or module.sizes.hidden])
     builder.add_output(result, output)
-    for node in graph:
+    for node in graph.all_nodes():
         node.metadata_props.clear()  # where the builder was called from: two fifths of the file
     return ir.Model(graph, ir_version=IR_VERSION, producer_name="ffwd_ort")
+
+
+def _token_input(builder: Any, name: str) -> ir.Value:
+    if name == "packed":
+        return builder.input(name, ir.DataType.BOOL, [])
+    return builder.input(name, ir.DataType.INT32, ["rows", "seq"])
 
 
 def _parameters(module: Trunk, head: DenseHead | Classifier, model: ir.Model) -> list[nn.Parameter]:

@@ -8,7 +8,8 @@ from onnxscript import nn
 from ffwd_ort.bundle import Sizes
 from ffwd_ort.checkpoint import Checkpoint
 from ffwd_ort.errors import AdmissionError
-from ffwd_ort_exporters.blocks import Embedding, LayerNorm, Linear, activation, attention, segment_mask
+from ffwd_ort_exporters.attention import Attend, Tokens
+from ffwd_ort_exporters.blocks import Embedding, LayerNorm, Linear, activation
 from ffwd_ort_exporters.native import Trunk, native_exporter
 from ffwd_ort_exporters.rotary import Rotary, Rotation, scaling_of
 
@@ -40,10 +41,10 @@ class NomicTrunk(Trunk):
         self.encoder = Encoder(self.sizes, epsilon)
         self.rotary = Rotary(base, scaling, self.sizes.hidden // self.sizes.heads, positions)
 
-    def forward(self, op: Any, input_ids: ir.Value, position_ids: ir.Value, segment_ids: ir.Value) -> ir.Value:
-        """Three int32 [rows, seq] -> float32 [rows, seq, hidden]."""
-        x = self.emb_ln(op, self.embeddings(op, input_ids))
-        return self.encoder(op, x, segment_mask(op, segment_ids), self.rotary(op, position_ids))
+    def forward(self, op: Any, tokens: Tokens) -> ir.Value:
+        """[rows, seq] of tokens -> float32 [rows, seq, hidden]."""
+        x = self.emb_ln(op, self.embeddings(op, tokens.input_ids))
+        return self.encoder(op, x, Attend(op, tokens), self.rotary(op, tokens.position_ids))
 
 
 class Embeddings(nn.Module):
@@ -67,10 +68,10 @@ class Encoder(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList([Layer(sizes, epsilon) for _ in range(sizes.layers)])
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value, rotation: Rotation) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend, rotation: Rotation) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
         for layer in self.layers:
-            x = layer(op, x, mask, rotation)
+            x = layer(op, x, attend, rotation)
         return x
 
 
@@ -84,9 +85,9 @@ class Layer(nn.Module):
         self.mlp = GatedMLP(sizes)
         self.norm2 = LayerNorm(sizes.hidden, epsilon)
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value, rotation: Rotation) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend, rotation: Rotation) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
-        x = self.norm1(op, op.Add(self.attn(op, x, mask, rotation), x))
+        x = self.norm1(op, op.Add(self.attn(op, x, attend, rotation), x))
         return self.norm2(op, op.Add(self.mlp(op, x), x))
 
 
@@ -99,11 +100,11 @@ class SelfAttention(nn.Module):
         self.out_proj = Linear(sizes.hidden, sizes.hidden, bias=False)
         self.heads = sizes.heads
 
-    def forward(self, op: Any, x: ir.Value, mask: ir.Value, rotation: Rotation) -> ir.Value:
+    def forward(self, op: Any, x: ir.Value, attend: Attend, rotation: Rotation) -> ir.Value:
         """[rows, seq, hidden] -> the same."""
         q, k, v = op.Split(self.Wqkv(op, x), axis=2, num_outputs=3, _outputs=3)
         q, k = rotation(op, q, self.heads), rotation(op, k, self.heads)
-        return self.out_proj(op, attention(op, q, k, v, mask, self.heads, self.heads))
+        return self.out_proj(op, attend(op, q, k, v, self.heads, self.heads))
 
 
 class GatedMLP(nn.Module):

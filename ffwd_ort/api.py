@@ -25,6 +25,11 @@ NO_TIMEOUT = 365 * 86400.0
 CHUNK = 512  # texts submitted at a time: enough to pack well, few enough to show progress
 
 
+def _limits(max_seq: int | None, step_tokens: int) -> Limits:
+    """Allow texts as long as the caller says."""
+    return Limits(max_seq, max(Limits.max_batch_tokens, max_seq or 0), step_tokens)
+
+
 class _Local:
     """A model and the engine that serves it in this process; a context manager."""
 
@@ -96,7 +101,7 @@ class SentenceEncoder(_Local):
         if pooling is not None:
             _permit("pooling", pooling, POOLING)
         spec = ModelSpec("model", str(source), pooling=pooling, prompts=prompts or {})
-        limits = Limits(max_seq=max_seq, step_tokens=step_tokens)
+        limits = _limits(max_seq, step_tokens)
         super().__init__(spec, provider=provider, threads=threads, limits=limits, cache_dir=cache_dir)
 
     def encode(
@@ -175,7 +180,7 @@ class _Kind(_Local):
         cache_dir: Path | None = None,
     ) -> None:
         spec = ModelSpec("model", str(source), kind=self.kind)
-        limits = Limits(max_seq=max_seq, step_tokens=step_tokens)
+        limits = _limits(max_seq, step_tokens)
         super().__init__(spec, provider=provider, threads=threads, limits=limits, cache_dir=cache_dir)
 
     def _check_length(self, name: str, length: int, counted: int, remedy: str) -> None:

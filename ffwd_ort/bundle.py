@@ -77,7 +77,8 @@ class Manifest(_Record, frozen=True):
     the most tokens a text may have, `position_offset` the position id of its first; with `pad_positions` a pad
     token that stands in a text has position `pad_id` and is not counted. `seqs` is the ladder of row lengths
     that the graph was exported for. `matryoshka_dims` is None unless the checkpoint declares them. `separator` is
-    the token between chunks in context, where the family has that; `late` is there for late interaction.
+    the token between chunks in context, where the family has that; `late` is there for late interaction. `span` is
+    how many scores a token keeps in the long form of attention, in each head; 0 with a flash kernel.
     """
 
     format: int
@@ -106,6 +107,7 @@ class Manifest(_Record, frozen=True):
     dtype: str
     target: str
     inputs: tuple[str, ...]
+    span: int
     seqs: tuple[int, ...]
     sizes: Sizes
     exporter: str

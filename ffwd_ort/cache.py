@@ -34,7 +34,7 @@ class BundleCache:
     """Bundles under `root`/bundles, each named by a digest of all that its bytes depend on."""
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = root or default_cache_dir()
+        self.root = Path(root) if root else default_cache_dir()
         self._bundles = self.root / "bundles"
         self._sources = self.root / "sources"
         self._hashes = self.root / "hashes.json"

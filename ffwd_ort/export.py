@@ -31,19 +31,32 @@ Progress = Callable[[str, int, int], None]  # what, done, total
 
 
 @dataclass(frozen=True)
+class GraphOrder:
+    """The graph that is wanted of a checkpoint: its head, and the most tokens a text may have."""
+
+    checkpoint: Checkpoint
+    head: str
+    positions: int
+
+
+@dataclass(frozen=True)
 class GraphFacts:
-    """What an exporter says of the graph it wrote: its inputs in order, the trunk's measures."""
+    """What an exporter says of the graph it wrote: its inputs in order, the trunk's measures.
+
+    `span` is how many scores a token keeps in the long form of attention, in each head; 0 with a flash kernel.
+    """
 
     inputs: tuple[str, ...]
     sizes: Sizes
+    span: int = 0
 
 
 @dataclass(frozen=True)
 class Exporter:
-    """A plugin that writes model.onnx and model.onnx.data of a family into a folder, with the head named."""
+    """A plugin that writes model.onnx and model.onnx.data of a family into a folder."""
 
     family: str
-    write: Callable[[Checkpoint, str, Path, Progress], GraphFacts]
+    write: Callable[[GraphOrder, Path, Progress], GraphFacts]
 
 
 @dataclass(frozen=True)
@@ -124,14 +137,14 @@ def export_bundle(
     exporter = find_plugin(EXPORTERS_GROUP, family.name, Exporter)
 
     def fill(folder: Path) -> Manifest:
-        facts = exporter.write(checkpoint, export.head, folder, progress)
+        positions, dense = family.capacity(checkpoint), checkpoint.dense_modules
+        facts = exporter.write(GraphOrder(checkpoint, export.head, positions), folder, progress)
         tokenizer = write_tokenizer(checkpoint, family, folder / TOKENIZER)
         if tokenizer.bound > facts.sizes.vocabulary:
             raise CheckpointError(
                 f"{checkpoint.tokenizer_file}: token id {tokenizer.bound - 1} has no row in the embedding of "
                 f"{facts.sizes.vocabulary} rows"
             )
-        positions, dense = family.capacity(checkpoint), checkpoint.dense_modules
         prompts = dict(checkpoint.prompts) or dict(family.prompts)
         late, prompts = _late(export, prompts, tokenizer)
         return Manifest(
@@ -166,6 +179,7 @@ def export_bundle(
             dtype=DTYPES[0],
             target=TARGETS[0],
             inputs=facts.inputs,
+            span=facts.span,
             seqs=seq_ladder(positions),
             sizes=facts.sizes,
             exporter=exporter.family,

@@ -14,6 +14,7 @@ from ffwd_ort.modules import Module, folders
 # Keys of config_sentence_transformers.json that only PyLate writes.
 PYLATE_KEYS = ("query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens", "skiplist_words")
 QUERY_LENGTH = 32  # ColBERT's, where a PyLate folder names none
+LONGEST_QUERY = 1024  # padding that is not attended to needs the packed form of attention
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,14 @@ def _text(value: Any, key: str, where: Path) -> str:
     return value or ""
 
 
-def _length(value: Any, where: Path) -> int:
-    if type(value) is not int or value < 1:
-        raise CheckpointError(f"{where}: a length of {value!r} is named; a positive integer is needed")
+def _length(value: Any, where: Path, most: int = LONGEST_QUERY) -> int:
+    if type(value) is not int or not 1 <= value <= most:
+        raise CheckpointError(f"{where}: a length of {value!r} is named; an integer from 1 to {most} is needed")
     return value
 
 
 def _optional(value: Any, where: Path) -> int | None:
-    return None if value is None else _length(value, where)
+    return None if value is None else _length(value, where, most=1 << 20)
 
 
 def _words(value: Any, where: Path) -> tuple[str, ...]:
@@ -113,7 +114,8 @@ def settle_late(
 ) -> tuple[Late, dict[str, str]]:
     """Find a recipe's tokens in the tokenizer; return them, and the text that goes before each kind of text.
 
-    `expansions` are what queries are padded with where the recipe does not say: the first that there is. Raises AdmissionError if queries are padded with a token that there is not.
+    `expansions` are what queries are padded with where the recipe does not say: the first that there is. Raises
+    AdmissionError if there is none.
     """
     query, query_prompt = _marker(recipe.query_marker, prompts.get("query", ""), token_id)
     document, document_prompt = _marker(recipe.document_marker, prompts.get("document", ""), token_id)

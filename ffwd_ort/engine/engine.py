@@ -46,6 +46,14 @@ class LoadedModel:
     loaded_at: float
     seconds: dict[EncodeShape, float] = field(default_factory=dict)
 
+    def usual(self, shape: EncodeShape) -> float:
+        """Return the seconds a shape takes: as measured, or reckoned from the measured one whose cost is nearest."""
+        if shape in self.seconds or not self.seconds:
+            return self.seconds.get(shape, 0.0)
+        cost = self.served.packing.cost
+        near = min(self.seconds, key=lambda known: abs(cost(known) - cost(shape)))
+        return self.seconds[near] * cost(shape) / cost(near)
+
 
 @dataclass(frozen=True)
 class Loader:
@@ -230,8 +238,7 @@ class Engine:
         sequences = [job.sequences[i] for job, i in batch.members]
         step = lay_out(batch.plan, sequences, model.served.positions)
         began = self._clock()
-        usual = model.seconds.get(step.shape, 0.0)
-        self._running = (began, began + max(STUCK_SECONDS, STUCK_FACTOR * usual))
+        self._running = (began, began + max(STUCK_SECONDS, STUCK_FACTOR * model.usual(step.shape)))
         try:
             output = model.runner.run(step.feeds(model.served.manifest.inputs))
         finally:
@@ -239,7 +246,7 @@ class Engine:
             seconds = self._clock() - began
             for job in {job for job, _ in batch.chosen()}:
                 job.infer_seconds += seconds
-        self._queue.measured(step.shape.tokens, seconds)
+        self._queue.measured(step.input_ids.size, seconds)
         if not all(np.isfinite(_of(output, p)).all() for p in step.placements):
             raise NonFiniteVector("a vector has NaN or infinity")
         return step, output
@@ -292,14 +299,14 @@ class Engine:
     def _warm_up(self, model: LoadedModel) -> None:
         """Run the shapes, largest first, so that memory is taken now and no request pays for a first run.
 
-        Stops at a time budget: on CPU nothing compiles, and what was not run rests on the memory model.
+        Leaves out what a time budget does not allow: on CPU nothing compiles, and what was not run rests on the
+        memory model. The smallest shape goes before all: it tells how fast the machine is.
         """
-        began = self._clock()
-        for shape in model.served.packing.shapes():
-            if self._clock() - began > self._warm_up_seconds:
-                log.info("warm-up stopped after %.0f s before %dx%d", self._warm_up_seconds, shape.rows, shape.seq)
-                return
-            if shape in model.seconds:
+        end = self._clock() + self._warm_up_seconds
+        shapes = model.served.packing.shapes()
+        for shape in (shapes[-1], *shapes):
+            left = end - self._clock()
+            if shape in model.seconds or left <= 0 or model.usual(shape) > left:
                 continue
             step = _blank_step(model.served, shape)
             start = self._clock()
@@ -322,5 +329,7 @@ def _of(output: Floats, p: Placement) -> Floats:
 def _blank_step(served: ServedModel, shape: EncodeShape) -> EncodeStep:
     """Make a step of the shape with one text as long as allowed in every row."""
     ids = np.full(min(shape.seq, served.cap.tokens), served.manifest.pad_id, np.int32)
-    plan = Plan(shape, served.packing.slots(shape.seq), tuple((row,) for row in range(shape.rows)))
+    long = served.packing.is_long(shape.seq)
+    slots = 1 if long else served.packing.slots(shape.seq)
+    plan = Plan(shape, slots, tuple((row,) for row in range(shape.rows)), long)
     return lay_out(plan, [make_sequence(ids, served.pooling)] * shape.rows, served.positions)

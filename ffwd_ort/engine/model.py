@@ -213,7 +213,8 @@ def _packing(kind: str, manifest: Manifest, cap: int, vectors: int, limits: Limi
     budget = min(limits.step_tokens, limits.max_batch_tokens)
     # Attention's FLOPs equal the linear layers' at seq = 6 * hidden; it runs at about half their rate
     # (12.7k against 16.6k tokens/s at seq 512 and 128, hidden 384).
-    return Packing(seqs, budget, 3.0 * manifest.sizes.hidden, limits.batch_size, per_slot)
+    long = "packed" in manifest.inputs
+    return Packing(seqs, budget, 3.0 * manifest.sizes.hidden, limits.batch_size, per_slot, long)
 
 
 def _fit(spec: ModelSpec, manifest: Manifest, packing: Packing, cap: Cap, limits: Limits) -> tuple[Packing, Cap]:
@@ -224,7 +225,12 @@ def _fit(spec: ModelSpec, manifest: Manifest, packing: Packing, cap: Cap, limits
 
     def fits(seq: int) -> bool:
         shape = EncodeShape(packing.max_rows(seq), seq)
-        return room > step_bytes(shape, hidden=sizes.hidden, intermediate=sizes.intermediate, heads=sizes.heads)
+        span = manifest.span if packing.is_long(seq) else seq
+        # A long row holds one text: the vectors of a document's chunks at most, else one or a few.
+        many = packing.tokens_per_slot == TOKENS_PER_CHUNK or not packing.is_long(seq)
+        slots = packing.slots(seq) if many else len(manifest.pooling)
+        measures = {"hidden": sizes.hidden, "intermediate": sizes.intermediate, "heads": sizes.heads}
+        return room > step_bytes(shape, **measures, span=span, slots=slots)
 
     seqs = tuple(seq for seq in packing.seqs if fits(seq))
     if seqs == packing.seqs:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ffwd_ort.engine.sequences import Floats, Ids, Sequence
-from ffwd_ort.engine.shapes import EncodeShape, power_of_two_at_most
+from ffwd_ort.engine.shapes import EncodeShape, power_of_two_at_least, power_of_two_at_most
 
 Array = npt.NDArray[np.generic]
 # Rows shorter than this hold one text: a lone query takes the smallest row that holds it.
@@ -20,6 +20,8 @@ SHARED_SEQ = 64
 TOKENS_PER_SLOT = 4
 # In documents of chunks, where one token stands beside one separator.
 TOKENS_PER_CHUNK = 2
+# Rows longer than this hold one text each, at its own length, where the graph has the long form of attention.
+LONG_FROM = 1024
 # What a step costs besides its tokens, as tokens: dispatch and the Python around it.
 STEP_OVERHEAD = 24
 
@@ -34,11 +36,15 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A shape, the vectors that each row has room for and, for each row, the indices of the items in it."""
+    """A shape, the vectors that each row has room for and, for each row, the indices of the items in it.
+
+    `long`: the one text in it is run at its own length, in the long form of attention.
+    """
 
     shape: EncodeShape
     slots: int
     rows: tuple[tuple[int, ...], ...]
+    long: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class Packing:
     """What bounds a step: the ladder of row lengths, the token budget, and how cost grows with row length.
 
     `attention_seq` is the row length at which attention costs as much as the linear layers. `most_texts`
-    bounds the texts of a step; None leaves that to the tokens.
+    bounds the texts of a step; None leaves that to the tokens. `has_long_form`: rows above LONG_FROM are long.
     """
 
     seqs: tuple[int, ...]
@@ -54,6 +60,11 @@ class Packing:
     attention_seq: float
     most_texts: int | None = None
     tokens_per_slot: int = TOKENS_PER_SLOT
+    has_long_form: bool = False
+
+    def is_long(self, seq: int) -> bool:
+        """Tell whether a row of this length holds one text at its own length."""
+        return self.has_long_form and seq > LONG_FROM
 
     def slots(self, seq: int) -> int:
         """Return how many vectors a row of this length has room for."""
@@ -61,7 +72,7 @@ class Packing:
 
     def max_rows(self, seq: int) -> int:
         """Return the most rows of this length that a step may have; one always fits."""
-        return power_of_two_at_most(max(1, self.budget // seq))
+        return 1 if self.is_long(seq) else power_of_two_at_most(max(1, self.budget // seq))
 
     def shapes(self) -> list[EncodeShape]:
         """List every shape a plan can have, largest first."""
@@ -118,7 +129,8 @@ class _Row:
 
 
 def _fill(items: Seq[Item], first: int, fillers: Seq[int], seq: int, packing: Packing) -> Plan:
-    shared = seq >= SHARED_SEQ
+    long = packing.is_long(seq)
+    shared = seq >= SHARED_SEQ and not long
     rows: list[_Row] = []
     most, slots = packing.max_rows(seq), packing.slots(seq)
     left = packing.most_texts or len(items)
@@ -150,7 +162,9 @@ def _fill(items: Seq[Item], first: int, fillers: Seq[int], seq: int, packing: Pa
             rows.pop()
             break
     rows = rows[: power_of_two_at_most(len(rows))]
-    return Plan(EncodeShape(len(rows), seq), slots, tuple(tuple(row.members) for row in rows))
+    if long:  # no room for what is not there: a pooling matrix of 16384 tokens is 256 MiB
+        slots = power_of_two_at_least(max(1, items[rows[0].members[0]].slots))
+    return Plan(EncodeShape(len(rows), seq), slots, tuple(tuple(row.members) for row in rows), long)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +179,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class EncodeStep:
-    """The arrays of one run (DESIGN.md section 3) and where each text is in them."""
+    """The arrays of one run (DESIGN.md section 3) and where each text is in them.
+
+    In the long form seq is the text's length.
+    """
 
     shape: EncodeShape
     input_ids: Ids  # [rows, seq]
@@ -173,6 +190,7 @@ class EncodeStep:
     segment_ids: Ids  # [rows, seq], -1 is padding, -2 - s sees as s does and is seen by none
     token_type_ids: Ids  # [rows, seq]
     pool: Floats  # [rows, slots, seq]
+    packed: Array  # bool, scalar: not the long form
     placements: tuple[Placement, ...]
 
     def feeds(self, inputs: Seq[str] = ("input_ids", "position_ids", "segment_ids", "pool")) -> dict[str, Array]:
@@ -200,6 +218,8 @@ class Positions:
 def lay_out(plan: Plan, sequences: Seq[Sequence], positions: Positions) -> EncodeStep:
     """Write the arrays of a plan; `sequences` are indexed as the plan's items were."""
     rows, seq = plan.shape.rows, plan.shape.seq
+    if plan.long:
+        seq = sequences[plan.rows[0][0]].length
     input_ids = np.full((rows, seq), positions.pad_id, np.int32)
     position_ids = np.full((rows, seq), positions.offset, np.int32)
     segment_ids = np.full((rows, seq), -1, np.int32)
@@ -224,4 +244,6 @@ def lay_out(plan: Plan, sequences: Seq[Sequence], positions: Positions) -> Encod
                 pool[row, slot, start:end] = weights.weights
                 slot += 1
             start = end
-    return EncodeStep(plan.shape, input_ids, position_ids, segment_ids, token_type_ids, pool, tuple(placements))
+    packed = np.array(not plan.long)
+    tokens = (input_ids, position_ids, segment_ids, token_type_ids)
+    return EncodeStep(plan.shape, *tokens, pool, packed, tuple(placements))

@@ -34,13 +34,15 @@ def seq_ladder(cap: int) -> tuple[int, ...]:
     return tuple(1 << bit for bit in range(SHORTEST_SEQ.bit_length() - 1, top.bit_length()))
 
 
-def step_bytes(shape: EncodeShape, *, hidden: int, intermediate: int, heads: int) -> int:
+def step_bytes(shape: EncodeShape, *, hidden: int, intermediate: int, heads: int, span: int, slots: int) -> int:
     """Estimate the float32 activations alive at the widest point of a step.
 
-    Eight hidden-wide tensors (residual, fused q/k/v, attention's output, the norm's) and the MLP's two, or
-    attention's scores and probabilities for every head: the two are never alive together, but the arena
-    keeps both.
+    `span` is how many scores a token keeps in each head, `slots` how many vectors a row has room for. There are
+    eight hidden-wide tensors (residual, fused q/k/v, attention's output, the norm's) and the MLP's two, or
+    attention's scores and probabilities for every head: the two are never alive together, but the arena keeps
+    both.
     """
     linear = shape.tokens * (8 * hidden + 2 * intermediate)
-    scores = 2 * shape.rows * heads * shape.seq * shape.seq
-    return 4 * (linear + scores)
+    scores = 2 * shape.tokens * heads * span
+    pool = shape.tokens * slots
+    return 4 * (linear + scores + pool)
