@@ -62,13 +62,13 @@ def test_memory_grows_with_the_length_and_not_with_its_square(
 def test_a_length_that_does_not_fit_the_memory_is_refused_at_start_up_by_name(tmp_path: Path, cache_dir: Path) -> None:
     """Heads of 20 have no flash kernel: rows of 32768 would keep 34 GB of scores. Heads of 24 have one."""
     room = (resident_memory() + (2 << 30)) / memory_limit()
-    limits = Limits(max_seq=32768, max_batch_tokens=32768, memory_utilization=room)
+    limits = Limits(max_seq=32000, max_batch_tokens=32768, memory_utilization=room)
     spec = ModelSpec("m", "m")
     for width, fits in ((20, False), (24, True)):
         tiny = TinyDecoder(head_norms=True, head_width=width, positions=32768)
         bundle = BundleCache(cache_dir).open(str(write_decoder(tmp_path / str(width), tiny)))
         if fits:
-            assert settle(spec, bundle, limits).cap.tokens == 32768
+            assert settle(spec, bundle, limits).cap.tokens == 32000
         else:
             with pytest.raises(RefusedError, match=r"m: rows of 32768 tokens do not fit .*--max-seq 4096 would fit"):
                 settle(spec, bundle, limits)
