@@ -5,12 +5,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from ffwd_ort.vocabularies import QWEN2_SPLIT
 from ffwd_ort_conformance.tiny import WORDS, write_json
-
-# How Qwen splits text before it looks for bytes to merge: one digit at a time, a letter run with what stands before it.
-QWEN_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 def write_byte_bpe(
@@ -42,7 +38,7 @@ def write_byte_bpe(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if qwen:
         tokenizer.normalizer = normalizers.NFC()
-        split = pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated")
+        split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated")
         bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_only])
     tokenizer.decoder = decoders.ByteLevel()

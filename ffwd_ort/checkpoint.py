@@ -27,6 +27,15 @@ from ffwd_ort.modules import (
     scores_tokens,
 )
 
+# In the order in which they are looked for.
+TOKENIZERS = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "spiece.model",
+)
 NO_LIMIT = 1_000_000  # tokenizer_config.json writes 1e30 for "no limit"
 
 
@@ -185,14 +194,15 @@ def _matryoshka(config: dict[str, Any], where: Path) -> tuple[int, ...] | None:
 
 
 def _tokenizer(files: Files) -> Path:
-    """Return tokenizer.json, else the vocabulary it can be made from."""
-    for name in ("tokenizer.json", "vocab.txt"):
-        if files.has(name):
-            return files.root / name
-    raise CheckpointError(
-        f"{files.root} has neither tokenizer.json nor vocab.txt; checkpoints with only merges.txt or a "
-        "sentencepiece model are not available yet"
-    )
+    """Return tokenizer.json, else the first vocabulary that there is."""
+    name = next((name for name in TOKENIZERS if files.has(name)), None)
+    if name is None:
+        raise CheckpointError(f"{files.root} has none of {', '.join(TOKENIZERS)}, so it has no tokenizer")
+    if name == "vocab.json":
+        if not files.has("merges.txt"):
+            raise CheckpointError(f"{files.root} has vocab.json without merges.txt")
+        files.read.append(files.root / "merges.txt")
+    return files.root / name
 
 
 def _weights(files: Files) -> tuple[Path, ...]:

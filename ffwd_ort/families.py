@@ -40,7 +40,8 @@ class ModelFamily:
     embedders only when sentence-transformers files say so; `architectures` are the ones admitted at all, and
     `rerankers` the ones that are cross-encoders. `separator` is the token between the chunks of a document,
     for families that were trained on chunks in context. `late` is the layout of late interaction where a
-    checkpoint's modules make a vector of every token and its files say no more.
+    checkpoint's modules make a vector of every token and its files say no more. `splitting` ("gpt2" or "qwen2") is
+    how text is split before byte-level BPE, for checkpoints that have vocab.json and merges.txt alone.
     """
 
     name: str
@@ -58,6 +59,7 @@ class ModelFamily:
     api_modes: tuple[str, ...] = ("openai",)
     separator: str | None = None
     late: LateRecipe | None = None
+    splitting: str | None = None
 
     def capacity(self, checkpoint: Checkpoint) -> int:
         """Return the most tokens one text may have by the model's positions."""

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer
 
 from ffwd_ort.checkpoint import Checkpoint
-from ffwd_ort.errors import CheckpointError
+from ffwd_ort.errors import CheckpointError, RefusedError
 from ffwd_ort.families import ModelFamily
-
-SPECIALS = ("unk", "sep", "pad", "cls", "mask")
+from ffwd_ort.vocabularies import BUILDERS
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ def write_tokenizer(checkpoint: Checkpoint, family: ModelFamily, path: Path) -> 
     """
     where = checkpoint.tokenizer_file
     try:
-        content = orjson.loads(where.read_bytes() if where.name == "tokenizer.json" else _word_piece(checkpoint))
+        content = orjson.loads(_text(checkpoint, family))
         content["padding"] = content["truncation"] = None
         added = content.get("added_tokens") or []
         special = {str(token["content"]): int(token["id"]) for token in added if token.get("special")}
@@ -50,31 +49,17 @@ def write_tokenizer(checkpoint: Checkpoint, family: ModelFamily, path: Path) -> 
     return TokenizerFacts(special, bound, tokenizer.token_to_id)
 
 
-def _word_piece(checkpoint: Checkpoint) -> bytes:
-    """Make tokenizer.json of vocab.txt as BERT's own tokenizer reads it, by tokenizer_config.json's settings."""
-    config = checkpoint.tokenizer_config
-    tokens = checkpoint.tokenizer_file.read_text(encoding="utf-8").split("\n")
-    vocabulary = {token.rstrip("\r"): i for i, token in enumerate(tokens[:-1] if tokens[-1] == "" else tokens)}
-    names = {name: checkpoint.token(f"{name}_token") or f"[{name.upper()}]" for name in SPECIALS}
-    missing = [token for token in names.values() if token not in vocabulary]
-    if missing:
-        raise CheckpointError(f"{checkpoint.tokenizer_file} lacks {', '.join(missing)}")
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=names["unk"], max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
-        strip_accents=config.get("strip_accents"),
-        lowercase=config.get("do_lower_case", True),
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.add_special_tokens(list(names.values()))
-    start, end = names["cls"], names["sep"]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        f"{start} $A {end}",
-        f"{start} $A {end} $B:1 {end}:1",
-        [(start, vocabulary[start]), (end, vocabulary[end])],
-    )
-    return tokenizer.to_str().encode()
+def _text(checkpoint: Checkpoint, family: ModelFamily) -> bytes:
+    """Return tokenizer.json, or what is made of the vocabulary that stands for it."""
+    where = checkpoint.tokenizer_file
+    if where.name not in BUILDERS:
+        return where.read_bytes()
+    try:
+        return BUILDERS[where.name](checkpoint, family).to_str().encode()
+    except RefusedError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{where} is not a vocabulary: {type(error).__name__} {error}") from None
 
 
 def _load(where: Path, content: Any) -> Tokenizer:

@@ -12,4 +12,5 @@ FAMILY = ModelFamily(
     api_modes=("openai", "perplexity"),
     separator="<|endoftext|>",
     late=LateRecipe("[Q] ", "[D] "),
+    splitting="qwen2",
 )

@@ -8,4 +8,5 @@ FAMILY = ModelFamily(
     architectures=("Qwen2Model", "Qwen2ForCausalLM"),
     pooling="mean",
     needs_evidence=True,
+    splitting="qwen2",
 )

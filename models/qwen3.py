@@ -14,4 +14,5 @@ FAMILY = ModelFamily(
     terminal="<|endoftext|>",
     needs_evidence=True,
     prompts={"query": QUERY},
+    splitting="qwen2",
 )

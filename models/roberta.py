@@ -19,4 +19,5 @@ FAMILY = ModelFamily(
         "XLMRobertaForSequenceClassification",
         "CamembertForSequenceClassification",
     ),
+    splitting="gpt2",
 )

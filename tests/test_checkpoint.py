@@ -445,11 +445,19 @@ def test_a_folder_without_config_json_or_that_is_no_folder_is_refused(folder: Pa
         read_checkpoint(folder / "vocab.txt")
 
 
-def test_a_missing_tokenizer_is_refused_and_says_what_is_not_read(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    assert read_checkpoint(folder).tokenizer_file.name == "vocab.txt"
-    (folder / "vocab.txt").unlink()
-    with pytest.raises(CheckpointError, match=r"neither tokenizer\.json nor vocab\.txt"):
+def test_the_first_vocabulary_that_there_is_is_taken_and_none_is_refused(folder: Path) -> None:
+    for name in ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "vocab.json", "merges.txt"):
+        (folder / name).write_text("{}")
+    for name in ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "tokenizer.model"):
+        assert read_checkpoint(folder).tokenizer_file.name == name
+        (folder / name).unlink()
+    assert read_checkpoint(folder).tokenizer_file.name == "spiece.model"
+    (folder / "spiece.model").unlink()
+    with pytest.raises(CheckpointError, match=r"none of tokenizer\.json, vocab\.txt, .*so it has no tokenizer"):
+        read_checkpoint(folder)
+    (folder / "vocab.json").write_text("{}")
+    (folder / "merges.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"vocab\.json without merges\.txt"):
         read_checkpoint(folder)
 
 
