@@ -143,9 +143,20 @@ def test_include_prompt_that_is_no_boolean_is_refused_not_guessed(folder: Path, 
         read_checkpoint(folder)
 
 
-def test_max_pooling_is_read_but_not_served(folder: Path) -> None:
+def test_max_pooling_alone_or_beside_others_asks_the_graph_for_every_tokens_state(folder: Path) -> None:
+    for modes, head in ((("mean",), "pooled"), (("max",), "tokens"), (("mean", "max"), "tokens")):
+        write_pooling(folder, pooling_mode=list(modes))
+        export = plan_export(read_checkpoint(folder))
+        assert (export.admission.kind, export.head, export.pooling.modes) == ("embedding", head, modes)
+
+
+def test_dense_modules_after_max_pooling_are_refused_because_leaving_them_out_would_change_the_vectors(
+    folder: Path,
+) -> None:
+    write_modules(folder, ("m.Transformer", ""), ("m.Pooling", "1_Pooling"), ("m.Dense", "2_Dense"))
+    write_dense(folder)
     write_pooling(folder, pooling_mode_max_tokens=True)
-    with pytest.raises(AdmissionError, match=r"max pooling is not available yet"):
+    with pytest.raises(AdmissionError, match="Dense modules after max pooling are not available"):
         plan_export(read_checkpoint(folder))
 
 
@@ -181,7 +192,7 @@ def write_dense(folder: Path, **changes: object) -> None:
     [
         ({"in_features": "16"}, CheckpointError, "in_features and out_features must be positive"),
         ({"out_features": 0}, CheckpointError, "in_features and out_features must be positive"),
-        ({"module_input_name": "token_embeddings"}, AdmissionError, "'token_embeddings'"),
+        ({"module_input_name": "token_weights"}, AdmissionError, "'token_weights'"),
         ({"use_residual": True}, AdmissionError, "residual"),
     ],
 )
@@ -191,6 +202,20 @@ def test_a_dense_module_that_is_not_understood_is_refused(
     write_modules(folder, ("m.Transformer", ""), ("m.Pooling", "1_Pooling"), ("m.Dense", "2_Dense"))
     write_dense(folder, **changes)
     with pytest.raises(error, match=message):
+        read_checkpoint(folder)
+
+
+def test_a_dense_module_on_tokens_makes_a_vector_of_every_token_and_then_nothing_may_pool(folder: Path) -> None:
+    write_modules(folder, ("m.Transformer", ""), ("m.Pooling", "1_Pooling"), ("m.Dense", "2_Dense"))
+    write_dense(folder)
+    assert read_checkpoint(folder).scores_tokens is False
+    write_dense(folder, module_input_name="token_embeddings")
+    assert read_checkpoint(folder).scores_tokens is True
+    with pytest.raises(AdmissionError, match="its modules both pool a text and make a vector of every token"):
+        plan_export(read_checkpoint(folder))
+    write_modules(folder, ("m.Transformer", ""), ("m.Dense", "2_Dense"), ("m.Dense", "3_Dense"))
+    write_json(folder / "3_Dense" / "config.json", {"module_input_name": "sentence_embedding"})
+    with pytest.raises(AdmissionError, match="3_Dense: a Dense module of 'sentence_embedding'"):
         read_checkpoint(folder)
 
 
@@ -257,7 +282,9 @@ def test_a_trunk_in_its_own_folder_is_read_there_prompts_and_pooling_outside(tmp
 @pytest.mark.parametrize("kind", ["sentence_transformers.models.CNN", "custom_st.Transformerish", "", "Asym"])
 def test_an_unknown_module_is_refused_with_its_type_and_the_known_ones(folder: Path, kind: str) -> None:
     write_modules(folder, (f"{OLDER}.Transformer", ""), (kind, "9_New"))
-    with pytest.raises(AdmissionError, match=r"modules\.json.*Transformer, Pooling, Dense, Normalize") as caught:
+    with pytest.raises(
+        AdmissionError, match=r"modules\.json.*Transformer, Pooling, Dense, MultiVectorMask, Normalize"
+    ) as caught:
         read_checkpoint(folder)
     assert repr(kind) in str(caught.value)
 

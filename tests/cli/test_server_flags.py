@@ -55,15 +55,17 @@ def first_source(settled: ServerConfig) -> str:
     return settled.models[0].source
 
 
-def last_reranker(settled: ServerConfig) -> str | None:
-    rerankers = [spec.source for spec in settled.models if spec.kind == "cross_encoder"]
-    return rerankers[-1] if rerankers else None
+def last_of(kind: str) -> Look:
+    """See the source of the last label of a kind."""
+    return lambda settled: [None, *(spec.source for spec in settled.models if spec.kind == kind)][-1]
 
 
 # flag: (a text, what it becomes, another text, what that becomes, where it is seen)
 VALUES: dict[str, tuple[str, Any, str, Any, Look]] = {
     "--model": ("a=x", "x", "b=y", "y", first_source),
-    "--reranker-model": ("r=x", "x", "s=y", "y", last_reranker),
+    "--contextual-model": ("c=x", "x", "d=y", "y", last_of("contextual")),
+    "--late-model": ("l=x", "x", "k=y", "y", last_of("late")),
+    "--reranker-model": ("r=x", "x", "s=y", "y", last_of("cross_encoder")),
     "--cache-dir": ("/a", Path("/a"), "/b", Path("/b"), field("cache_dir")),
     "--host": ("0.0.0.0", "0.0.0.0:8000", "localhost", "localhost:8000", field("bind")),
     "--port": ("0", "127.0.0.1:0", "65535", "127.0.0.1:65535", field("bind")),
@@ -179,7 +181,8 @@ def test_repeatable_flags_repeat_and_their_variable_takes_lines() -> None:
 
 
 def test_the_positional_source_is_labelled_by_its_name_and_joins_the_others() -> None:
-    assert config("some/folder", model=False).models == (ModelSpec("folder", "some/folder"),)
+    every_route = ModelSpec("folder", "some/folder", kind=None, rerank="cosine")
+    assert config("some/folder", model=False).models == (every_route,)
     assert [spec.label for spec in config("hf://org/tiny@main").models] == ["m", "tiny"]
 
 
@@ -429,6 +432,7 @@ def parse(text: str) -> ModelSpec:
         ("a=dir:api=openai", ModelSpec("a", "dir")),
         ("a=dir:api=default", ModelSpec("a", "dir")),
         ("a=dir:precision=f32", ModelSpec("a", "dir")),
+        ("a=dir:rerank=cosine", ModelSpec("a", "dir", rerank="cosine")),
         ("a=dir:query=find: ", ModelSpec("a", "dir", prompts={"query": "find: "})),
         ("a=dir:query_instruct=x", ModelSpec("a", "dir", prompts={"query": "x"})),
         ("a=dir:query=", ModelSpec("a", "dir", prompts={"query": ""})),
@@ -499,7 +503,7 @@ def test_a_label_and_a_source_are_needed(text: str, capsys: pytest.CaptureFixtur
         ("api=cohere", "option api='cohere': permitted: openai, default, perplexity, pplx"),
         ("precision=f64", "option precision='f64': permitted: f32, int8"),
         ("precision=int8", "option precision='int8' is not available yet in this version"),
-        ("rerank=cosine", "option rerank='cosine' is not available yet in this version"),
+        ("rerank=maxsim", "option rerank='maxsim': permitted: cosine"),
         ("colour=red", "unknown option 'colour'; there are api, min_dim, max_seq,"),
         ("max_seq=9:colour=red", "unknown option 'colour'; there are"),
         ("MAX_SEQ=9", "unknown option 'MAX_SEQ'; there are"),
@@ -517,9 +521,43 @@ def test_a_malformed_option_is_refused_naming_flag_label_option_and_what_is_perm
 
 
 @pytest.mark.parametrize(
+    ("flag", "kind"),
+    [
+        ("--model", "embedding"),
+        ("--contextual-model", "contextual"),
+        ("--late-model", "late"),
+        ("--reranker-model", "cross_encoder"),
+    ],
+)
+def test_each_flag_loads_its_kind_with_the_options_of_every_kind(flag: str, kind: str) -> None:
+    spec = parse_model(flag, "a=dir:max_seq=64:normalize=always:precision=f32:query=find: ")
+    assert spec == ModelSpec("a", "dir", max_seq=64, normalize="always", prompts={"query": "find: "}, kind=kind)
+    assert spec.flag == flag
+
+
+@pytest.mark.parametrize("option", ["api=openai", "min_dim=4"])
+def test_an_option_about_vectors_is_for_the_kinds_that_answer_with_them(option: str) -> None:
+    name = option.partition("=")[0]
+    assert parse_model("--contextual-model", f"a=dir:{option}").kind == "contextual"
+    for flag in ("--late-model", "--reranker-model"):
+        with pytest.raises(UsageError, match=rf"^{flag} a: option {name} means nothing to labels of this kind$"):
+            parse_model(flag, f"a=dir:{option}")
+
+
+@pytest.mark.parametrize("option", ["pooling=cls", "token_ids=accept", "rerank=cosine"])
+@pytest.mark.parametrize("flag", ["--contextual-model", "--late-model", "--reranker-model"])
+def test_an_option_of_embedders_is_refused_for_other_kinds(
+    flag: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = f"{flag} a: option {option.partition('=')[0]} means nothing to labels of this kind"
+    assert refusal(capsys, flag, f"a=dir:{option}") == f"ffwd-server: {expected}\n"
+
+
+@pytest.mark.parametrize(
     "argv",
     [
         ["--model", "a=x", "--model", "a=y"],
+        ["--late-model", "a=x", "--contextual-model", "a=y"],
         ["--model", "demo=x", "--demo"],
         ["--model", "a=x", "some/a"],
     ],

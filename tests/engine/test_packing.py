@@ -134,7 +134,7 @@ def test_the_arrays_of_a_step_follow_the_graph_contract() -> None:
     assert step.pool[0, 0, :4].tolist() == [0.25] * 4
     assert step.pool[0, 1, 4:7].tolist() == [1, 0, 0] and step.pool[0, 2, 4:7].tolist() == [0, 0, 1]
     assert not step.pool[0, 3:].any() and not step.pool[0, 0, 4:].any()
-    assert [(p.item, p.row, p.slot, p.slots) for p in step.placements] == [(0, 0, 0, 1), (1, 0, 1, 2)]
+    assert [(p.item, p.row, p.first, p.count) for p in step.placements] == [(0, 0, 0, 1), (1, 0, 1, 2)]
     assert all(a.dtype == np.int32 for a in (step.input_ids, step.position_ids, step.segment_ids))
 
 
