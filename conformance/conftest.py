@@ -1,14 +1,18 @@
 """What conformance cases share. They need the reference libraries, which the product never imports."""
 
-import json
 import os
+from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ffwd_ort.errors import SourceError
 from ffwd_ort.sources import DEMO_SOURCE, default_cache_dir, resolve
+from ffwd_ort_conformance.references import encode, sentence_transformer
+from ffwd_ort_conformance.retrieval import Corpus, read_corpus
 
 LIBRARIES = ("torch", "transformers", "sentence_transformers")
 PERLFAQ = Path(os.environ.get("FFWD_PERLFAQ", Path(__file__).parents[2] / "shared/corpora/perlfaq"))
@@ -37,9 +41,25 @@ def minilm() -> Path:
 
 
 @pytest.fixture(scope="session")
-def perlfaq() -> list[str]:
-    """The passages of a real retrieval set, 5 to 1700 tokens long; FFWD_PERLFAQ names its folder."""
-    corpus = PERLFAQ / "corpus.jsonl"
-    if not corpus.is_file():
+def corpus() -> Corpus:
+    """A real retrieval set, its passages 5 to 1700 tokens long; FFWD_PERLFAQ names its folder."""
+    if not (PERLFAQ / "corpus.jsonl").is_file():
         pytest.skip("the perlfaq corpus is not on this machine (FFWD_PERLFAQ)")
-    return [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
+    return read_corpus(PERLFAQ)
+
+
+@pytest.fixture(scope="session")
+def reference_passages(corpus: Corpus) -> Callable[[Path], np.ndarray]:
+    """Encode its passages with sentence-transformers, cut at 512 tokens; once a model, as it takes a while."""
+
+    @cache
+    def of(folder: Path) -> np.ndarray:
+        return encode(sentence_transformer(folder, 512), list(corpus.passages.values()))
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def perlfaq(corpus: Corpus) -> list[str]:
+    """Its passages."""
+    return list(corpus.passages.values())

@@ -58,3 +58,45 @@ def hidden_states(folder: Path, texts: Sequence[Sequence[int]], *, both_ways_as:
             output = model(input_ids=tokens, attention_mask=mask)
         states.append(np.asarray(output.last_hidden_state[0].numpy(), np.float32))
     return states
+
+
+def late_encoder(folder: Path, max_length: int) -> Any:
+    """Load a late-interaction model with sentence-transformers; long queries are kept whole, as we keep them."""
+    import torch
+    from sentence_transformers import MultiVectorEncoder
+
+    model = MultiVectorEncoder(
+        str(folder), device="cpu", trust_remote_code=False, model_kwargs={"dtype": torch.float32}
+    )
+    trunk = model[0]
+    trunk.query_length = trunk.document_length = None
+    trunk.max_seq_length = max_length
+    if trunk.query_expansion is not None:
+        trunk.query_expansion = dict(trunk.query_expansion) | {"strategy": "min"}
+    return model
+
+
+def encode_tokens(model: Any, texts: Sequence[str], *, query: bool) -> list[np.ndarray]:
+    """Encode with a late-interaction reference, text by text, since batches pad: [tokens that score, dim] each."""
+    run = model.encode_query if query else model.encode_document
+    return [np.asarray(run([text], convert_to_numpy=True, show_progress_bar=False)[0], np.float32) for text in texts]
+
+
+class CrossReference:
+    """A cross-encoder in transformers, in float32."""
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        self._model = AutoModelForSequenceClassification.from_pretrained(str(folder), dtype=torch.float32).eval()
+        self._tokenizer = AutoTokenizer.from_pretrained(str(folder))
+
+    def score(self, query: str, document: str, max_length: int) -> tuple[list[int], float]:
+        """Score one pair, only the document cut; return its ids and its logit."""
+        import torch
+
+        options = {"truncation": "only_second", "max_length": max_length, "return_tensors": "pt"}
+        given = self._tokenizer(query, document, **options)
+        with torch.inference_mode():
+            return given["input_ids"][0].tolist(), float(self._model(**given).logits[0, 0])

