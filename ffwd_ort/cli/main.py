@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ffwd_ort.cli.conformance import REFERENCES
 from ffwd_ort.cli.parser import Parser, exit_code
 from ffwd_ort.errors import UsageError
 from ffwd_ort.version import VERSION
@@ -31,6 +32,12 @@ def make_parser() -> Parser:
     inspect.add_argument("--verify", action="store_true", help="read every file of a bundle and check its hash")
     inspect.set_defaults(run=run_inspect)
 
+    conformance = commands.add_parser("conformance", help="compare a checkpoint's vectors with a reference library's")
+    conformance.add_argument("source", metavar="SRC")
+    conformance.add_argument("--reference", choices=REFERENCES, help="default: the first that is installed")
+    conformance.add_argument("--report", type=Path, metavar="F.json", help="write what was found as JSON, too")
+    conformance.set_defaults(run=run_conformance)
+
     models = commands.add_parser("models", help="families, exporters and plugins, and where they came from")
     models.add_argument("--markdown", action="store_true", help="the families as the README's table")
     models.set_defaults(run=run_models)
@@ -46,7 +53,7 @@ def make_parser() -> Parser:
     remove.add_argument("--all", action="store_true", help="every one")
     listing.set_defaults(run=run_cache_ls)
     remove.set_defaults(run=run_cache_rm)
-    for command in (export, inspect, listing, remove):
+    for command in (export, inspect, conformance, listing, remove):
         command.add_argument("--cache-dir", type=Path, metavar="DIR", help="another cache folder")
     return parser
 
@@ -83,6 +90,13 @@ def run_inspect(arguments: Any) -> None:
 
     for name, value in describe_source(arguments.source, arguments.cache_dir, verify=arguments.verify):
         print(f"{name:>18}  {value}")
+
+
+def run_conformance(arguments: Any) -> None:
+    """Compare a source with a reference."""
+    from ffwd_ort.cli import conformance
+
+    conformance.run_conformance(arguments.source, arguments.reference, arguments.report, arguments.cache_dir)
 
 
 def run_models(arguments: Any) -> None:
