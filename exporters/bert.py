@@ -163,4 +163,4 @@ def bert_classifier(hidden: int) -> Classifier:
     return Classifier(hidden, ("pooler.dense", "classifier"), "Tanh")
 
 
-EXPORTER = native_exporter("bert", BertTrunk, bert_classifier)
+EXPORTER = native_exporter("bert", BertTrunk, bert_classifier, prefix="bert.")

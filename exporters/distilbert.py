@@ -107,4 +107,4 @@ def distilbert_classifier(hidden: int) -> Classifier:
     return Classifier(hidden, ("pre_classifier", "classifier"), "Relu")
 
 
-EXPORTER = native_exporter("distilbert", DistilBertTrunk, distilbert_classifier)
+EXPORTER = native_exporter("distilbert", DistilBertTrunk, distilbert_classifier, prefix="distilbert.")

@@ -111,4 +111,4 @@ class SelfAttention(nn.Module):
         return self.o(op, attention(op, q, k, v, scores, self.heads, self.heads))
 
 
-EXPORTER = native_exporter("mpnet", MPNetTrunk)
+EXPORTER = native_exporter("mpnet", MPNetTrunk, prefix="mpnet.")

@@ -45,10 +45,12 @@ def native_exporter(
     family: str,
     trunk: Callable[[Checkpoint], Trunk],
     classifier: Callable[[int], Classifier] | None = None,
+    prefix: str = "",
 ) -> Exporter:
     """Make the exporter of a family from the module that is its graph.
 
-    `classifier` makes the head of the family's cross-encoders, from the hidden width.
+    `classifier` makes the head of the family's cross-encoders, from the hidden width. `prefix` stands before the
+    trunk's tensors in files that hold more than the trunk.
     """
 
     def write(graph: GraphOrder, folder: Path, progress: Progress) -> GraphFacts:
@@ -60,12 +62,12 @@ def native_exporter(
         inputs += ["packed"] if module.has_long_form and graph.positions > LONG_FROM else []
         model = _build(module, last, family, inputs, graph.head)
         files = {f"dense.{i}.": dense.weights for i, dense in enumerate(checkpoint.dense_modules)}
-        with open_weights(checkpoint.weight_files, files) as weights:
+        with open_weights(checkpoint.weight_files, files, prefix) as weights:
             for parameter in _parameters(module, last, model):
                 if isinstance(parameter, Weight):  # the others are computed, and have their values
                     parameter.bind(weights)
-            _save(model, folder, progress)
-        _load_once(folder / GRAPH)
+            save_graph(model, folder, progress)
+        load_once(folder / GRAPH)
         return GraphFacts(tuple(value.name or "" for value in model.graph.inputs), module.sizes, module.span)
 
     return Exporter(family, write)
@@ -102,7 +104,9 @@ def _parameters(module: Trunk, head: DenseHead | Classifier, model: ir.Model) ->
     return list(named.values())
 
 
-def _save(model: ir.Model, folder: Path, progress: Progress) -> None:
+def save_graph(model: ir.Model, folder: Path, progress: Progress) -> None:
+    """Write model.onnx, and its weights beside it."""
+
     def report(_tensor: Any, info: Any) -> None:
         progress("weights", info.index + 1, info.total)
 
@@ -127,13 +131,13 @@ def _innermost(error: BaseException) -> BaseException:
     return error if error.__cause__ is None else _innermost(error.__cause__)
 
 
-def _load_once(path: Path) -> None:
-    """Have ONNX Runtime read the graph: a misspelt op or attribute is only found by it."""
+def load_once(path: Path) -> Any:
+    """Have ONNX Runtime read the graph: a misspelt op or attribute is only found by it. Returns the session."""
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
     try:
-        ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise CheckpointError(f"ONNX Runtime refuses the exported graph: {error}") from None

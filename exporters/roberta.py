@@ -16,4 +16,4 @@ def roberta_classifier(hidden: int) -> Classifier:
     return Classifier(hidden, ("classifier.dense", "classifier.out_proj"), "Tanh")
 
 
-EXPORTER = native_exporter("roberta", RobertaTrunk, roberta_classifier)
+EXPORTER = native_exporter("roberta", RobertaTrunk, roberta_classifier, prefix="roberta.")

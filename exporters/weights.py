@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 
 from ffwd_ort.errors import CheckpointError
 
-# What wraps a trunk in the files people publish; taken off before names are looked up.
-PREFIXES = ("0.auto_model.", "model.", "bert.", "roberta.", "distilbert.", "mpnet.")
+# What wraps a trunk in the files people publish; taken off before names are looked up, and then the family's own.
+PREFIXES = ("0.auto_model.", "model.")
 RENAMES = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 DTYPES = ("F32", "F16", "BF16")
 
@@ -48,7 +48,9 @@ class Weights:
 
 
 @contextmanager
-def open_weights(paths: Sequence[Path], modules: Mapping[str, Path] = MappingProxyType({})) -> Iterator[Weights]:
+def open_weights(
+    paths: Sequence[Path], modules: Mapping[str, Path] = MappingProxyType({}), own_prefix: str = ""
+) -> Iterator[Weights]:
     """Open the trunk's shards, and `modules`' files by the prefix of their names: mapped, not read.
 
     Raises CheckpointError naming the file that is damaged.
@@ -61,16 +63,16 @@ def open_weights(paths: Sequence[Path], modules: Mapping[str, Path] = MappingPro
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{path} is not a sound safetensors file: {error}") from None
             for raw in file.keys():  # noqa: SIM118 - a safetensors handle is no mapping
-                name = prefix + clean_name(raw)
+                name = prefix + clean_name(raw, own_prefix)
                 if name in tensors:
                     raise CheckpointError(f"{path}: {raw} is there twice, also in {tensors[name][2].name}")
                 tensors[name] = (file, raw, path)
         yield Weights(tensors)
 
 
-def clean_name(raw: str) -> str:
+def clean_name(raw: str, own_prefix: str = "") -> str:
     """Take wrappers' prefixes off a tensor's name and give old layer-norm parameters their present names."""
-    for prefix in PREFIXES:
+    for prefix in (*PREFIXES, own_prefix):
         raw = raw.removeprefix(prefix)
     for old, new in RENAMES:
         if raw.endswith(old):

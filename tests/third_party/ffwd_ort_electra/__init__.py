@@ -1,0 +1,1 @@
+"""ELECTRA for ffwd_ort."""
