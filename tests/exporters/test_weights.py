@@ -82,6 +82,16 @@ def overlap(header: dict[str, Any]) -> None:
     header[QUERY]["data_offsets"] = header["embeddings.LayerNorm.bias"]["data_offsets"]
 
 
+def give_twice(path: Path) -> None:
+    """Write a tensor's entry twice, at two places: which one counts is not for us to guess."""
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = content[8 : 8 + length].decode().rstrip()
+    entry = json.dumps(json.loads(header)["embeddings.LayerNorm.bias"])
+    header = f'{header[:-1]},"{QUERY}":{entry}}}'
+    path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + content[8 + length :])
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -96,6 +106,9 @@ def overlap(header: dict[str, Any]) -> None:
         lambda path: rewrite_header(path, overlap),
         lambda path: rewrite_header(path, lambda header: header[QUERY].update(dtype="F99")),
         lambda path: rewrite_header(path, lambda header: header[QUERY].update(shape=[12, 13])),
+        lambda path: rewrite_header(path, lambda header: header.update(__metadata__={"x": "y" * 100_000_000})),
+        lambda path: rewrite_header(path, lambda header: header.update(__metadata__={"x": {"y": "z"}})),
+        give_twice,
     ],
     ids=[
         "cut off in the data",
@@ -109,6 +122,9 @@ def overlap(header: dict[str, Any]) -> None:
         "offsets that overlap",
         "an unknown type",
         "a shape that is not its size",
+        "a header of 100 MB",
+        "metadata that is no text",
+        "a tensor given twice",
     ],
 )
 def test_a_damaged_file_is_named_and_nothing_is_left(
