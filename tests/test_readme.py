@@ -1,8 +1,11 @@
 """The README tells the truth."""
 
+import argparse
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+from ffwd_ort.cli.main import make_parser
 from ffwd_ort.cli.zoo import markdown
 from ffwd_ort.config import FLAGS
 
@@ -14,8 +17,16 @@ def test_the_zoo_table_is_what_the_plugins_say() -> None:
 
 
 def test_every_flag_that_is_named_exists() -> None:
-    known = {flag.name for flag in FLAGS} | {"--help", "--check", "--markdown", "--version"}
+    known = {flag.name for flag in FLAGS} | set(_options(make_parser()))
     assert set(re.findall(r"--[a-z][a-z-]+", README)) <= known
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _options(command)
 
 
 def test_every_file_that_is_named_exists() -> None:
