@@ -78,7 +78,8 @@ class Manifest(_Record, frozen=True):
     token that stands in a text has position `pad_id` and is not counted. `seqs` is the ladder of row lengths
     that the graph was exported for. `matryoshka_dims` is None unless the checkpoint declares them. `separator` is
     the token between chunks in context, where the family has that; `late` is there for late interaction. `span` is
-    how many scores a token keeps in the long form of attention, in each head; 0 with a flash kernel.
+    how many scores a token keeps in the long form of attention, in each head; 0 with a flash kernel. `packs`:
+    several texts may share a row; False = one text a row, padded on the right.
     """
 
     format: int
@@ -108,6 +109,7 @@ class Manifest(_Record, frozen=True):
     target: str
     inputs: tuple[str, ...]
     span: int
+    packs: bool
     seqs: tuple[int, ...]
     sizes: Sizes
     exporter: str

@@ -12,7 +12,7 @@ import orjson
 from ffwd_ort.bundle import MANIFEST, Bundle, is_bundle, open_bundle, sha256
 from ffwd_ort.checkpoint import read_checkpoint
 from ffwd_ort.errors import BundleError, CheckpointError, SourceError
-from ffwd_ort.export import Export, Progress, export_bundle, hash_files, plan_export
+from ffwd_ort.export import NATIVE, OPTIMUM, Export, Progress, check_kind, export_bundle, hash_files, plan_export
 from ffwd_ort.sources import Resolved, default_cache_dir, locked, remove_tree, resolve
 
 KEY_LENGTH = 16
@@ -50,15 +50,23 @@ class BundleCache:
         _, _, target = self._plan(resolved)
         return self._cached(target) if target.is_dir() else None
 
-    def open(self, source: str, progress: Progress = lambda what, done, total: None) -> Bundle:
+    def open(
+        self,
+        source: str,
+        progress: Progress = lambda what, done, total: None,
+        *,
+        exporter: str = NATIVE,
+        kind: str | None = None,
+    ) -> Bundle:
         """Return the bundle of a source as `find` does; export it first if need be.
 
-        Raises RefusedError in all its kinds: also that the bundle cannot be written.
+        `exporter` and `kind` are as plan_export takes them. Raises RefusedError in all its kinds: also that the
+        bundle cannot be written.
         """
         resolved = resolve(source, self.root)
         if is_bundle(resolved.path):
-            return open_bundle(resolved.path)
-        export, hashes, target = self._plan(resolved)
+            return _as_asked(open_bundle(resolved.path), exporter, kind)
+        export, hashes, target = self._plan(resolved, exporter, kind)
         if target.is_dir():
             return self._cached(target)
         with locked(self._bundles / f"{target.name}.lock"):  # a second process waits, and finds it made
@@ -67,19 +75,23 @@ class BundleCache:
                 return export_bundle(export, target, hashes=hashes, progress=progress, **names)
         return self._cached(target)
 
-    def export_to(self, source: str, target: Path, progress: Progress) -> Bundle:
+    def export_to(
+        self, source: str, target: Path, progress: Progress, *, exporter: str = NATIVE, kind: str | None = None
+    ) -> Bundle:
         """Write a source's bundle at `target`; raise RefusedError if it is one already or cannot be written."""
         resolved = resolve(source, self.root)
         if is_bundle(resolved.path):
             raise BundleError(f"{source} is a bundle already")
-        export, hashes, _ = self._plan(resolved)
+        export, hashes, _ = self._plan(resolved, exporter, kind)
         names = {"name": resolved.name, "revision": resolved.revision}
         return export_bundle(export, target, hashes=hashes, progress=progress, **names)
 
-    def _plan(self, resolved: Resolved) -> tuple[Export, dict[str, str], Path]:
+    def _plan(
+        self, resolved: Resolved, exporter: str = NATIVE, kind: str | None = None
+    ) -> tuple[Export, dict[str, str], Path]:
         """Admit the checkpoint and find the place of its bundle."""
         checkpoint = read_checkpoint(resolved.path)
-        export = plan_export(checkpoint)
+        export = plan_export(checkpoint, exporter, kind)
         hashes = hash_files(checkpoint, self._remembered_hash)
         key = hashlib.sha256(export.key(hashes).encode()).hexdigest()[:KEY_LENGTH]
         return export, hashes, self._bundles / key
@@ -150,6 +162,15 @@ class BundleCache:
         with locked(lock):
             if known[key].is_dir():  # another process may have been quicker
                 remove_tree(known[key])
+
+
+def _as_asked(bundle: Bundle, exporter: str, kind: str | None) -> Bundle:
+    """Return a bundle that was given as the source; raise RefusedError if it is not what was asked for."""
+    manifest = bundle.manifest
+    if exporter == OPTIMUM and manifest.exporter != OPTIMUM:
+        raise BundleError(f"{bundle.path} is a bundle already, written by the exporter {manifest.exporter}")
+    check_kind(kind, manifest.source.name, manifest.kind, manifest.family, in_context=manifest.separator is not None)
+    return bundle
 
 
 def _folders(root: Path) -> list[Path]:

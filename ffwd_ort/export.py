@@ -10,6 +10,7 @@ from ffwd_ort.checkpoint import Checkpoint
 from ffwd_ort.engine.shapes import seq_ladder
 from ffwd_ort.errors import AdmissionError, CheckpointError
 from ffwd_ort.families import (
+    CONTEXTUAL,
     CROSS_ENCODER,
     EMBEDDING,
     LATE,
@@ -26,6 +27,10 @@ from ffwd_ort.tokenizer_file import TokenizerFacts, write_tokenizer
 EXPORTERS_GROUP = "ffwd_ort.exporters"
 TARGETS = ("cpu",)
 DTYPES = ("f32",)
+# `--exporter`: the family's own plugin, or the one plugin that exports what transformers has a model of.
+NATIVE, OPTIMUM = "native", "optimum"
+# `--kind`: the kind of bundle that each kind of label is served from.
+SERVED_FROM = {"embedding": EMBEDDING, CONTEXTUAL: EMBEDDING, LATE: LATE, "reranker": CROSS_ENCODER}
 
 Progress = Callable[[str, int, int], None]  # what, done, total
 
@@ -44,19 +49,22 @@ class GraphFacts:
     """What an exporter says of the graph it wrote: its inputs in order, the trunk's measures.
 
     `span` is how many scores a token keeps in the long form of attention, in each head; 0 with a flash kernel.
+    `packs`: several texts may share a row.
     """
 
     inputs: tuple[str, ...]
     sizes: Sizes
     span: int = 0
+    packs: bool = True
 
 
 @dataclass(frozen=True)
 class Exporter:
-    """A plugin that writes model.onnx and model.onnx.data of a family into a folder."""
+    """A plugin that writes model.onnx and model.onnx.data of a family into a folder; `summary` is for people."""
 
     family: str
     write: Callable[[GraphOrder, Path, Progress], GraphFacts]
+    summary: str = "ONNX, opset 23"
 
 
 @dataclass(frozen=True)
@@ -64,12 +72,13 @@ class Export:
     """A checkpoint that was admitted. Nothing is written yet, and the exporter is not imported yet.
 
     `head` is what the graph must put out: "pooled" [rows, slots, dim], "scores" [rows, slots, 1] or "tokens"
-    [rows, seq, dim], whose rest is done by the host. `exporter_version` digests the exporter's source, so that a
-    bundle is made anew when that changes.
+    [rows, seq, dim], whose rest is done by the host. `exporter` is the plugin's name; `exporter_version` digests its
+    source, so that a bundle is made anew when that changes.
     """
 
     checkpoint: Checkpoint
     admission: Admission
+    exporter: str
     exporter_version: str
     head: str
     pooling: PoolingConfig
@@ -83,6 +92,7 @@ class Export:
             FORMAT,
             *recipe,
             family.capacity(self.checkpoint),
+            self.exporter,
             self.exporter_version,
             TARGETS[0],
             DTYPES[0],
@@ -91,10 +101,15 @@ class Export:
         return "\n".join(map(str, facts))
 
 
-def plan_export(checkpoint: Checkpoint) -> Export:
-    """Admit a checkpoint and settle its recipe; raise AdmissionError for what cannot be served correctly."""
-    admission = admit(checkpoint)
+def plan_export(checkpoint: Checkpoint, exporter: str = NATIVE, wanted: str | None = None) -> Export:
+    """Admit a checkpoint and settle its recipe.
+
+    `wanted` is the kind of label that must be able to serve it, a key of SERVED_FROM. Raises AdmissionError for what
+    cannot be served correctly.
+    """
+    admission = admit(checkpoint, _fallback(checkpoint) if exporter == OPTIMUM else None)
     family = admission.family
+    check_kind(wanted, checkpoint.path.name, admission.kind, family.name, in_context=family.separator is not None)
     kind, pooling = admission.kind, checkpoint.pooling or PoolingConfig((family.pooling,))
     normalize = family.normalize if checkpoint.normalize is None else checkpoint.normalize
     head = "tokens" if "max" in pooling.modes else "pooled"
@@ -107,8 +122,50 @@ def plan_export(checkpoint: Checkpoint) -> Export:
             f"{checkpoint.path.name}: Dense modules after {' and '.join(pooling.modes)} pooling are not available; "
             "leaving them out would give wrong vectors"
         )
-    version = plugin_fingerprint(EXPORTERS_GROUP, family.name)
-    return Export(checkpoint, admission, version, head, pooling, normalize)
+    if exporter == OPTIMUM:
+        _check_optimum(checkpoint, admission, head)
+    plugin = OPTIMUM if exporter == OPTIMUM else family.name
+    return Export(checkpoint, admission, plugin, plugin_fingerprint(EXPORTERS_GROUP, plugin), head, pooling, normalize)
+
+
+def check_kind(wanted: str | None, name: str, kind: str, family: str, *, in_context: bool) -> None:
+    """Raise AdmissionError if what is of this kind and family cannot serve the labels that `--kind` names."""
+    if wanted is None:
+        return
+    if SERVED_FROM[wanted] != kind:
+        raise AdmissionError(f"--kind {wanted}: {name} is of kind {kind}, which --kind {wanted} cannot serve")
+    if wanted == CONTEXTUAL and not in_context:
+        raise AdmissionError(
+            f"--kind {wanted}: {name} is of kind {kind} and of the family {family}, which was not trained on chunks "
+            "in context"
+        )
+
+
+def _fallback(checkpoint: Checkpoint) -> ModelFamily:
+    """Make the family of what only optimum can export: its files must say how it pools."""
+    # With that evidence a decoder is an embedder, though its config.json still names the head it was trained with.
+    decoders = tuple(name for name in checkpoint.architectures if name.endswith("ForCausalLM"))
+    return ModelFamily(OPTIMUM, (checkpoint.model_type,), decoders, needs_evidence=True)
+
+
+def _check_optimum(checkpoint: Checkpoint, admission: Admission, head: str) -> None:
+    """Raise AdmissionError for what would be left out of an export by optimum, or be wrong in it."""
+    family, dense = admission.family, ", ".join(module.folder for module in checkpoint.dense_modules)
+    problems = (
+        (admission.kind != EMBEDDING, f"it is of kind {admission.kind}, and only embedding models are exported so"),
+        (family.only_native, f"transformers has no model of the family {family.name} as it was trained"),
+        (bool(checkpoint.config.get("auto_map")), "config.json's auto_map names its authors' code, which is never run"),
+        (bool(dense), f"its Dense modules ({dense}) would be left out"),
+        (head != "pooled", "max pooling is not available"),
+        (
+            family.name == OPTIMUM and checkpoint.tokenizer_file.name != "tokenizer.json",
+            f"how {checkpoint.tokenizer_file.name} is read is known only for families with a plugin; a tokenizer.json "
+            "would say it",
+        ),
+    )
+    problem = next((problem for applies, problem in problems if applies), None)
+    if problem is not None:
+        raise AdmissionError(f"--exporter {OPTIMUM}: {checkpoint.path.name}: {problem}")
 
 
 def late_recipe(checkpoint: Checkpoint, family: ModelFamily) -> LateRecipe:
@@ -134,7 +191,7 @@ def export_bundle(
     """
     checkpoint, family = export.checkpoint, export.admission.family
 
-    exporter = find_plugin(EXPORTERS_GROUP, family.name, Exporter)
+    exporter = find_plugin(EXPORTERS_GROUP, export.exporter, Exporter)
 
     def fill(folder: Path) -> Manifest:
         positions, dense = family.capacity(checkpoint), checkpoint.dense_modules
@@ -180,6 +237,7 @@ def export_bundle(
             target=TARGETS[0],
             inputs=facts.inputs,
             span=facts.span,
+            packs=facts.packs,
             seqs=seq_ladder(positions),
             sizes=facts.sizes,
             exporter=exporter.family,

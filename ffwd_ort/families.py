@@ -42,6 +42,7 @@ class ModelFamily:
     for families that were trained on chunks in context. `late` is the layout of late interaction where a
     checkpoint's modules make a vector of every token and its files say no more. `splitting` ("gpt2" or "qwen2") is
     how text is split before byte-level BPE, for checkpoints that have vocab.json and merges.txt alone.
+    `only_native`: transformers has no such model, or sees it in another direction, so no exporter may ask it.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ModelFamily:
     separator: str | None = None
     late: LateRecipe | None = None
     splitting: str | None = None
+    only_native: bool = False
 
     def capacity(self, checkpoint: Checkpoint) -> int:
         """Return the most tokens one text may have by the model's positions."""
@@ -148,19 +150,23 @@ def families() -> Iterator[ModelFamily]:
             yield plugin.value
 
 
-def admit(checkpoint: Checkpoint) -> Admission:
+def admit(checkpoint: Checkpoint, otherwise: ModelFamily | None = None) -> Admission:
     """Find the family that serves this checkpoint: as an embedder, for late interaction or as a cross-encoder.
 
-    Fails closed: raises AdmissionError saying what was found, what is missing and which families exist.
+    `otherwise` is the family of what no plugin claims. Fails closed: raises AdmissionError saying what was found,
+    what is missing and which families exist.
     """
     installed = list(families())
     names = ", ".join(f"{f.name} ({', '.join(f.model_types)})" for f in installed) or "none"
     found = (
         f"{checkpoint.path.name}: model_type {checkpoint.model_type!r}, architectures {list(checkpoint.architectures)}"
     )
-    family = next((f for f in installed if checkpoint.model_type in f.model_types), None)
+    family = next((f for f in installed if checkpoint.model_type in f.model_types), otherwise)
     if family is None:
-        raise AdmissionError(f"{found}; no installed family serves that. Families: {names}")
+        raise AdmissionError(
+            f"{found}; no installed family serves that. Families: {names}. What transformers has a model of, "
+            "`ffwd-ort export --exporter optimum` makes a bundle of, where sentence-transformers files pool it"
+        )
     reranker = next((a for a in checkpoint.architectures if a in family.rerankers), None)
     if reranker is not None:
         if checkpoint.labels != 1:

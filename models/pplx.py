@@ -13,4 +13,5 @@ FAMILY = ModelFamily(
     separator="<|endoftext|>",
     late=LateRecipe("[Q] ", "[D] "),
     splitting="qwen2",
+    only_native=True,
 )

@@ -300,6 +300,7 @@ WRONG_TYPES: dict[str, Any] = {
     "target": 1,
     "inputs": [1],
     "span": "0",
+    "packs": "yes",
     "seqs": ["16"],
     "sizes": {"layers": "1"},
     "exporter": None,

@@ -15,7 +15,7 @@ from ffwd_ort.cache import BundleCache
 from ffwd_ort.checkpoint import read_checkpoint
 from ffwd_ort.cli.main import main
 from ffwd_ort.errors import AdmissionError, RefusedError
-from ffwd_ort.export import EXPORTERS_GROUP, Exporter, plan_export
+from ffwd_ort.export import EXPORTERS_GROUP, OPTIMUM, Exporter, plan_export
 from ffwd_ort.families import MODELS_GROUP, ModelFamily, admit, families, find_plugin, find_plugins, plugin_fingerprint
 from ffwd_ort_conformance.tiny import TinyBert, write_bert, write_json
 
@@ -175,7 +175,7 @@ def test_every_family_has_an_exporter_of_its_name_and_all_of_them_load() -> None
     assert {plugin.name: plugin.value.family for plugin in exporters} == {
         name: name for name in declared(EXPORTERS_GROUP)
     }
-    assert set(declared(MODELS_GROUP)) == set(declared(EXPORTERS_GROUP))
+    assert set(declared(MODELS_GROUP)) | {OPTIMUM} == set(declared(EXPORTERS_GROUP))
 
 
 def test_the_installed_entry_points_are_those_of_setup_cfg() -> None:

@@ -267,8 +267,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # Resolves a source in a process of its own, since huggingface_hub reads its environment when it is imported.
 # `sealed`: every socket is refused the moment it is made, and counted.
 RESOLVE = """
-import json, sys
+import contextlib, json, sys
 from pathlib import Path
+with contextlib.suppress(ImportError):  # beneath older releases: tries, as it is imported, whether there is IPv6
+    import urllib3.util.connection
 source, cache, sealed = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "sealed"
 opened = []
 def audit(event, arguments):
@@ -409,10 +411,9 @@ def test_only_the_checkpoints_files_are_asked_for(fetched: tuple[FakeHub, dict[s
     hub, _ = fetched
     files = {path.removeprefix(f"/org/tiny/resolve/{COMMIT}/") for path in hub.asked if "/resolve/" in path}
     assert files == wanted(checkpoint)
-    assert {path for path in hub.asked if "/resolve/" not in path} == {
-        "/api/models/org/tiny/revision/main",
-        f"/api/models/org/tiny/tree/{COMMIT}",
-    }
+    listing = f"/api/models/org/tiny/tree/{COMMIT}"  # older releases of huggingface_hub do without it
+    asked = {path for path in hub.asked if "/resolve/" not in path}
+    assert asked - {listing} == {"/api/models/org/tiny/revision/main"}
 
 
 def test_the_hub_is_told_nothing_about_who_runs_this(fetched: tuple[FakeHub, dict[str, Any]]) -> None:
@@ -466,7 +467,7 @@ def test_a_pinned_commit_is_completed_if_a_part_is_missing_and_needs_no_socket_o
 
     def forget() -> None:
         if library == "that keeps no list":  # as older releases of huggingface_hub left the cache
-            shutil.rmtree(first.parents[1] / "trees")
+            shutil.rmtree(first.parents[1] / "trees", ignore_errors=True)
 
     forget()
     (first / "model.safetensors").resolve().unlink()

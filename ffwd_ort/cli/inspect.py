@@ -71,6 +71,7 @@ def _bundle_lines(bundle: Bundle, verify: bool) -> Iterator[tuple[str, str]]:
     yield "tokens a text", f"{manifest.positions} (model positions)"
     yield "trained length", str(manifest.trained_length or "not said")
     yield "precision", f"{manifest.dtype} for {manifest.target}"
+    yield "packing", "several texts a row" if manifest.packs else "padded rows, no packing"
     yield "exporter", f"{manifest.exporter} {manifest.exporter_version}"
     for name, entry in manifest.files.items():
         yield "file", f"{name}  {entry.size} bytes  sha256 {entry.sha256}"

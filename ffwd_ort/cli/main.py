@@ -21,6 +21,14 @@ def make_parser() -> Parser:
     export = commands.add_parser("export", help="write a checkpoint's bundle")
     export.add_argument("source", metavar="SRC")
     export.add_argument("-o", "--output", type=Path, metavar="BUNDLE", help="folder to write; without it, the cache")
+    export.add_argument(
+        "--exporter",
+        choices=["native", "optimum"],
+        default="native",
+        help="optimum: what has no family (default native)",
+    )
+    kinds = ["embedding", "contextual", "late", "reranker"]
+    export.add_argument("--kind", choices=kinds, help="refuse what labels of this kind could not be served from")
     export.add_argument("--target", choices=["cpu"], default="cpu", help="what it is for (default cpu)")
     export.add_argument("--dtype", choices=["f32"], default="f32", help="type of the weights (default f32)")
     export.add_argument("--check", action="store_true", help="compare with the NumPy evaluator and say the difference")
@@ -70,12 +78,13 @@ def run_export(arguments: Any) -> None:
     from ffwd_ort.cli.progress import progress_bar
 
     cache = BundleCache(arguments.cache_dir)
+    asked = {"exporter": arguments.exporter, "kind": arguments.kind}
     began = time.monotonic()
     with progress_bar("exporting", quiet=arguments.quiet) as progress:
         if arguments.output is None:
-            bundle = cache.open(arguments.source, progress)
+            bundle = cache.open(arguments.source, progress, **asked)
         else:
-            bundle = cache.export_to(arguments.source, arguments.output, progress)
+            bundle = cache.export_to(arguments.source, arguments.output, progress, **asked)
     size = sum(entry.size for entry in bundle.manifest.files.values())
     print(f"{bundle.path}: {size / 1e6:.1f} MB in {time.monotonic() - began:.1f} s")
     if arguments.check:
@@ -117,7 +126,7 @@ def run_models(arguments: Any) -> None:
 
 def _summary(value: Any) -> str:
     if not hasattr(value, "model_types"):
-        return "ONNX, opset 23"
+        return str(value.summary)
     types = ", ".join(value.model_types)
     return (
         f"model_type {types}; {value.pooling} pooling unless its files say otherwise; api {', '.join(value.api_modes)}"

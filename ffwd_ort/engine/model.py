@@ -214,7 +214,7 @@ def _packing(kind: str, manifest: Manifest, cap: int, vectors: int, limits: Limi
     # Attention's FLOPs equal the linear layers' at seq = 6 * hidden; it runs at about half their rate
     # (12.7k against 16.6k tokens/s at seq 512 and 128, hidden 384).
     long = "packed" in manifest.inputs
-    return Packing(seqs, budget, 3.0 * manifest.sizes.hidden, limits.batch_size, per_slot, long)
+    return Packing(seqs, budget, 3.0 * manifest.sizes.hidden, limits.batch_size, per_slot, long, manifest.packs)
 
 
 def _fit(spec: ModelSpec, manifest: Manifest, packing: Packing, cap: Cap, limits: Limits) -> tuple[Packing, Cap]:

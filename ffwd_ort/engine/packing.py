@@ -53,6 +53,7 @@ class Packing:
 
     `attention_seq` is the row length at which attention costs as much as the linear layers. `most_texts`
     bounds the texts of a step; None leaves that to the tokens. `has_long_form`: rows above LONG_FROM are long.
+    Unless it `packs`, no row ever holds two texts.
     """
 
     seqs: tuple[int, ...]
@@ -61,10 +62,15 @@ class Packing:
     most_texts: int | None = None
     tokens_per_slot: int = TOKENS_PER_SLOT
     has_long_form: bool = False
+    packs: bool = True
 
     def is_long(self, seq: int) -> bool:
         """Tell whether a row of this length holds one text at its own length."""
         return self.has_long_form and seq > LONG_FROM
+
+    def shares(self, seq: int) -> bool:
+        """Tell whether a row of this length may hold more than one text."""
+        return self.packs and seq >= SHARED_SEQ and not self.is_long(seq)
 
     def slots(self, seq: int) -> int:
         """Return how many vectors a row of this length has room for."""
@@ -130,7 +136,7 @@ class _Row:
 
 def _fill(items: Seq[Item], first: int, fillers: Seq[int], seq: int, packing: Packing) -> Plan:
     long = packing.is_long(seq)
-    shared = seq >= SHARED_SEQ and not long
+    shared = packing.shares(seq)
     rows: list[_Row] = []
     most, slots = packing.max_rows(seq), packing.slots(seq)
     left = packing.most_texts or len(items)
