@@ -291,10 +291,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--gpu-quant-group-size", HARDWARE, "weights a scale", metavar="N", available=False),
     Flag("--api-key", ACCESS, "bearer tokens, separated by commas; empty: no key", default="", metavar="KEYS"),
     Flag("--api-key-file", ACCESS, "file of bearer tokens, one a line", Path, metavar="FILE"),
-    Flag("--cors-origin", ACCESS, "origin browsers may call from", metavar="ORIGIN", repeat=True, default=(), available=False),
-    Flag("--metrics-public", ACCESS, "/metrics without a key", switch=True, default=False, available=False),
+    Flag("--cors-origin", ACCESS, "origin browsers may call from", metavar="ORIGIN", repeat=True, default=()),
+    Flag("--metrics-public", ACCESS, "/metrics without a key", _switch, False, switch=True),
     Flag("--validation-status", ACCESS, "status of validation errors: 422 or 400", lambda t: int(_choice("422", "400")(t)), 422, metavar="N"),
-    Flag("--log-format", OTHER, "text or json", _choice("text", later=("json",)), "text", metavar="FORM"),
+    Flag("--log-format", OTHER, "text or json", _choice("text", "json"), "text", metavar="FORM"),
     Flag("--verbose", OTHER, "say more on standard error", _switch, False, short="-v", switch=True),
 )  # fmt: skip
 
@@ -323,6 +323,9 @@ class ServerConfig:
     graceful_timeout: int
     memory_utilization: float
     validation_status: int
+    cors_origin: tuple[str, ...]
+    metrics_public: bool
+    log_format: str
     verbose: bool
 
     @property

@@ -65,6 +65,18 @@ class Loader:
 
 
 @dataclass(frozen=True)
+class StepDone:
+    """One encode step that ran: `size` tokens were computed, `tokens` of them real, of `texts` sequences."""
+
+    label: str
+    shape: EncodeShape
+    size: int
+    tokens: int
+    texts: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Result:
     """A request's vectors, in the order of its texts, and where its time went, in seconds."""
 
@@ -81,8 +93,8 @@ class Result:
 class Engine:
     """Encodes sequences for several models, fairly, on one thread of its own.
 
-    `on_serving` is called from that thread once everything is loaded, `on_failure` once the engine can
-    serve no more, with the reason.
+    `on_serving` is called from that thread once everything is loaded, `on_step` after every step, `on_failure` once
+    the engine can serve no more, with the reason.
     """
 
     def __init__(
@@ -103,6 +115,7 @@ class Engine:
         self._warm_up_seconds = warm_up_seconds
         self.on_failure = on_failure
         self.on_serving = on_serving
+        self.on_step: Callable[[StepDone], None] = lambda step: None
         self._queue = FairQueue(clock, wait_seconds)
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -182,6 +195,10 @@ class Engine:
         """Tokens that wait for a step."""
         return self._queue.queued_tokens
 
+    def watch_queue(self, on_change: Callable[[int], None]) -> None:
+        """Have the number of waiting tokens told whenever it changes, on whatever thread changed it."""
+        self._queue.on_change = on_change
+
     def drain(self) -> None:
         """Say that the process is about to stop; requests that were taken are still finished."""
         if self.state == SERVING:
@@ -247,6 +264,9 @@ class Engine:
             for job in {job for job, _ in batch.chosen()}:
                 job.infer_seconds += seconds
         self._queue.measured(step.input_ids.size, seconds)
+        tokens = int((step.segment_ids != -1).sum())
+        size, texts = step.input_ids.size, len(step.placements)
+        self.on_step(StepDone(batch.model, step.shape, size, tokens, texts, seconds))
         if not all(np.isfinite(_of(output, p)).all() for p in step.placements):
             raise NonFiniteVector("a vector has NaN or infinity")
         return step, output

@@ -90,11 +90,16 @@ class FairQueue:
         self._closed = False
         self._queued_tokens = 0
         self._rate = 0.0  # tokens a second, as measured
+        self.on_change: Callable[[int], None] = lambda tokens: None
 
     @property
     def queued_tokens(self) -> int:
         """Tokens that were tokenised and do not run yet."""
         return self._queued_tokens
+
+    def _count(self, tokens: int) -> None:
+        self._queued_tokens += tokens
+        self.on_change(self._queued_tokens)
 
     def add_model(self, model: str, packing: Packing) -> None:
         """Make a model known, with the bounds of its steps."""
@@ -123,13 +128,13 @@ class FairQueue:
             if self.estimated_wait() > job.deadline - self._clock():
                 raise Overloaded("the queue is longer than the request may wait")
             self._waiting.setdefault(job.model, deque()).append(job)
-            self._queued_tokens += job.tokens
+            self._count(job.tokens)
             self._changed.notify()
 
     def withdraw(self, job: Job, error: RequestError) -> None:
         """Answer a request with an error; what of it still waits is dropped."""
         with self._changed:
-            self._queued_tokens -= sum(job.items[i].length for i in job.pending)
+            self._count(-sum(job.items[i].length for i in job.pending))
             job.fail(error)
 
     def close(self, error: RequestError | None = None) -> None:
@@ -141,7 +146,7 @@ class FairQueue:
                     for job in ring:
                         job.fail(error)
                 self._waiting.clear()
-                self._queued_tokens = 0
+                self._count(-self._queued_tokens)
             self._changed.notify_all()
 
     def take(self) -> Batch | None:
@@ -201,7 +206,7 @@ class FairQueue:
         for job, indices in taken.items():
             job.started = job.started or now
             job.pending = [i for i in job.pending if i not in indices]
-            self._queued_tokens -= sum(job.items[i].length for i in indices)
+            self._count(-sum(job.items[i].length for i in indices))
             if not job.pending:
                 ring.remove(job)
         if not ring:

@@ -45,12 +45,17 @@ class Documents:
     cut: int
 
 
+def serves(model: ServedModel) -> bool:
+    """Tell whether a label makes a vector per chunk."""
+    return model.kind == CONTEXTUAL
+
+
 def contextual_request(
     body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: RequestRules
 ) -> ContextualRequest:
     """Check the fields; raise Invalid with every problem, in the order of the fields."""
     problems: list[Problem] = []
-    model = read_model(body, models, lambda model: model.kind == CONTEXTUAL, problems)
+    model = read_model(body, models, serves, problems)
     encoding_format = read_format(body, model, problems)
     dimensions = read_dimensions(body, model, encoding_format, problems)
     truncate = read_boolean(body, "truncate", problems)

@@ -64,6 +64,7 @@ class HttpFault(Exception):
 
     def __init__(self, kind: str, *, param: str | None = None, headers: Mapping[str, str] = MappingProxyType({})):
         super().__init__(kind)
+        self.kind = kind
         self.answer = ANSWERS[kind]
         self.param = param
         self.headers = headers

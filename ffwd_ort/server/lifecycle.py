@@ -15,6 +15,7 @@ from ffwd_ort.engine.engine import SERVING, STARTING, Engine
 from ffwd_ort.errors import FfwdError
 from ffwd_ort.loading import limits_of, make_engine, session_settings_of
 from ffwd_ort.server.app import Application, create_app
+from ffwd_ort.server.metrics import VARIABLE, metrics_folder, remove_folder, worker_died
 from ffwd_ort.server.report import loading_failed, print_ready
 from ffwd_ort.server.worker import FfwdWorker, end_process
 
@@ -46,9 +47,23 @@ def settings(config: ServerConfig) -> dict[str, Any]:
         "control_socket_disable": True,
         "loglevel": "info" if config.verbose else "warning",
         "proc_name": "ffwd-server",
+        "on_starting": begin_metrics,
         "post_worker_init": start_engine,
         "worker_exit": close_engine,
+        "child_exit": lambda _arbiter, worker: worker_died(worker.pid),
+        "on_exit": end_metrics,
     }
+
+
+def begin_metrics(arbiter: Any) -> None:
+    """Make the folder of the workers' numbers, before there are any workers."""
+    arbiter.metrics_given = VARIABLE in os.environ
+    arbiter.metrics_folder = metrics_folder()
+
+
+def end_metrics(arbiter: Any) -> None:
+    """Remove the folder of the workers' numbers once they have ended."""
+    remove_folder(arbiter.metrics_folder, arbiter.metrics_given)
 
 
 def load_app(config: ServerConfig, bundles: Sequence[Bundle]) -> Application:
@@ -69,9 +84,8 @@ def start_engine(worker: Any) -> None:
     """
     app: Application = worker.wsgi
     engine = app.engine
-    if worker.age == 1:  # one of several speaks for all
-        bound = _bound_address(worker)
-        engine.on_serving = lambda: _announce(app, bound)
+    bound = _bound_address(worker) if worker.age == 1 else None  # one of several speaks for all
+    engine.on_serving = lambda: _serving(app, bound)
     engine.on_failure = lambda error: _end(engine, error)
     engine.start()
     if worker.age > worker.cfg.workers:
@@ -87,7 +101,10 @@ def close_engine(_arbiter: Any, worker: Any) -> None:
         app.engine.close()
 
 
-def _announce(app: Application, bound: str) -> None:
+def _serving(app: Application, bound: str | None) -> None:
+    app.publish_metrics()
+    if bound is None:
+        return
     with contextlib.suppress(OSError):  # nobody reads standard output any more: that ends no engine
         print_ready(app.config, list(app.engine.models.values()), bound)
 

@@ -18,11 +18,19 @@ from ffwd_ort.server.fields import (
 )
 
 MAX_DOCUMENTS = 1000
+# Fields of TEI's /rerank, and ours that it may have besides.
+TEI_FIELDS = (
+    *("model", "query", "texts", "top_n", "top_k", "return_text", "max_tokens_per_doc"),
+    *("raw_scores", "truncate", "truncation_direction"),
+)
 
 
 @dataclass(frozen=True)
 class RerankRequest:
-    """A body of /v1/rerank that passed the field phase. `given` are the documents as they were sent."""
+    """A body of /v1/rerank that passed the field phase. `given` are the documents as they were sent.
+
+    `name` is what the client calls the list of them.
+    """
 
     model: ServedModel
     query: str
@@ -34,16 +42,41 @@ class RerankRequest:
     raw_scores: bool
     truncate: bool
     direction: str
+    name: str = "documents"
 
 
 def rerank_request(body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: RequestRules) -> RerankRequest:
     """Check the fields of /v1/rerank; raise Invalid with every problem, in the order of the fields."""
+    return _read(body, models, rules, "documents")
+
+
+def texts_request(body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: RequestRules) -> RerankRequest:
+    """Check the fields of TEI's /rerank, where null in an optional field means that it is not given."""
+    required = ("query", "texts")
+    given = {name: body[name] for name in TEI_FIELDS if name in body and (body[name] is not None or name in required)}
+    return _read(given, models, rules, "texts")
+
+
+def either_request(body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: RequestRules) -> RerankRequest:
+    """Check a body that has `documents`, or TEI's `texts`."""
+    if "texts" in body and "documents" in body:
+        alternatives = "documents and texts are alternatives; provide only one"
+        raise Invalid([Problem(("documents",), alternatives, "value_error.conflict")])
+    return (texts_request if "texts" in body else rerank_request)(body, models, rules)
+
+
+def serves(model: ServedModel) -> bool:
+    """Tell whether a label scores documents."""
+    return model.scorer is not None
+
+
+def _read(body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: RequestRules, name: str) -> RerankRequest:
     problems: list[Problem] = []
-    model = read_model(body, models, lambda model: model.scorer is not None, problems)
+    model = read_model(body, models, serves, problems)
     query = _query(body, problems)
-    documents = _documents(body, model, rules, problems)
+    documents = _documents(body, name, model, rules, problems)
     top_n = _top_n(body, problems)
-    return_documents = read_boolean(body, "return_documents", problems)
+    return_documents = read_boolean(body, "return_text" if name == "texts" else "return_documents", problems)
     most = _positive(body, "max_tokens_per_doc", "max_tokens_per_doc must be at least 1", problems)
     raw_scores = _raw_scores(body, model, problems)
     truncate = read_boolean(body, "truncate", problems)
@@ -54,13 +87,15 @@ def rerank_request(body: Mapping[str, Any], models: Mapping[str, ServedModel], r
         model=model,
         query=query,
         documents=documents,
-        given=body["documents"],
+        given=body[name],
         top_n=top_n,
         return_documents=bool(return_documents),
         max_tokens_per_doc=most,
-        raw_scores=raw_scores is not False,
+        # TEI's clients expect a sigmoid of a cross-encoder, unless they ask for its logit.
+        raw_scores=raw_scores is not False if name == "documents" or model.scorer != LOGIT else raw_scores is True,
         truncate=most is not None or (rules.auto_truncate if truncate is None else truncate),
         direction=direction,
+        name=name,
     )
 
 
@@ -79,32 +114,32 @@ def _query(body: Mapping[str, Any], problems: list[Problem]) -> str:
 
 
 def _documents(
-    body: Mapping[str, Any], model: ServedModel | None, rules: RequestRules, problems: list[Problem]
+    body: Mapping[str, Any], name: str, model: ServedModel | None, rules: RequestRules, problems: list[Problem]
 ) -> list[str]:
-    value = body.get("documents", MISSING)
-    where = ("documents",)
+    value = body.get(name, MISSING)
+    where = (name,)
     # Where texts are encoded apart, the query takes one of the rows.
     apart = model is not None and model.scorer != LOGIT
     most = min(MAX_DOCUMENTS, rules.rows - apart if rules.rows else MAX_DOCUMENTS)
     if value is MISSING:
         problems.append(Problem(where, "field required", "missing"))
     elif not isinstance(value, list):
-        problems.append(Problem(where, "documents must be an array of strings", "type_error.array"))
+        problems.append(Problem(where, f"{name} must be an array of strings", "type_error.array"))
     elif not value:
-        problems.append(Problem(where, "documents must contain at least 1 item", "value_error.list.min_items"))
+        problems.append(Problem(where, f"{name} must contain at least 1 item", "value_error.list.min_items"))
     elif len(value) > most:
         bound_by = f"bound by --rows {rules.rows}{', query included' if apart else ''}" if most < MAX_DOCUMENTS else ""
-        problems.append(too_many("documents", len(value), most, bound_by))
+        problems.append(too_many(name, len(value), most, bound_by))
     else:
-        return [_document(index, item, problems) for index, item in enumerate(value)]
+        return [_document(name, index, item, problems) for index, item in enumerate(value)]
     return []
 
 
-def _document(index: int, item: Any, problems: list[Problem]) -> str:
+def _document(name: str, index: int, item: Any, problems: list[Problem]) -> str:
     """Read a document: a string, or an object whose `text` is one."""
-    where: tuple[str | int, ...] = ("documents", index)
+    where: tuple[str | int, ...] = (name, index)
     text = item
-    if isinstance(item, dict):
+    if isinstance(item, dict) and name == "documents":
         where = (*where, "text")
         if "text" not in item:
             problems.append(Problem(where, "field required", "missing"))

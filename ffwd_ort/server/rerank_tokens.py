@@ -44,7 +44,7 @@ def _pairs(request: RerankRequest, rules: RequestRules) -> RerankWork:
             direction=request.direction,
         )
     except TokenizationFailed as error:
-        where = QUERY if error.args[0] is None else ("documents", error.args[0])
+        where = QUERY if error.args[0] is None else (request.name, error.args[0])
         raise Invalid([_failed(where)]) from None
     ends = model.tokenizer.pair_specials - model.tokenizer.specials
     least = pairs[0].query + 1 + ends  # with one document token
@@ -52,7 +52,7 @@ def _pairs(request: RerankRequest, rules: RequestRules) -> RerankWork:
         raise Invalid([_too_long(request, QUERY, least)])
     lengths = [len(pair.ids) for pair in pairs]
     problems = _long_documents(request, lengths, [pair.counted for pair in pairs])
-    _check(problems, sum(lengths), rules)
+    _check(problems, request.name, sum(lengths), rules)
     return RerankWork(
         sequences=model.pair_sequences(pairs),
         score=lambda vectors: np.stack(vectors)[:, 0],
@@ -73,7 +73,7 @@ def _texts(request: RerankRequest, rules: RequestRules) -> RerankWork:
     where: tuple[str, ...] = QUERY
     try:
         (query,) = scorer.encode(model, [request.query], query=True, max_length=most, direction=request.direction)
-        where = ("documents",)
+        where = (request.name,)
         documents = scorer.encode(
             model, request.documents, query=False, max_length=most_of_document, direction=request.direction
         )
@@ -83,7 +83,7 @@ def _texts(request: RerankRequest, rules: RequestRules) -> RerankWork:
     problems += _long_documents(request, [len(text.ids) for text in documents], [text.counted for text in documents])
     made = scorer.sequences(model, query, documents)
     total = sum(sequence.length for sequence in made)
-    _check(problems, total, rules)
+    _check(problems, request.name, total, rules)
     return RerankWork(
         sequences=made,
         score=scorer.score,
@@ -95,7 +95,7 @@ def _texts(request: RerankRequest, rules: RequestRules) -> RerankWork:
 
 def _long_documents(request: RerankRequest, lengths: list[int], counted: list[int]) -> list[Problem]:
     cap = request.model.cap.tokens
-    return [_too_long(request, ("documents", index), counted[index]) for index, n in enumerate(lengths) if n > cap]
+    return [_too_long(request, (request.name, index), counted[index]) for index, n in enumerate(lengths) if n > cap]
 
 
 def _too_long(request: RerankRequest, where: tuple[str | int, ...], counted: int) -> Problem:
@@ -109,9 +109,9 @@ def _failed(where: tuple[str | int, ...]) -> Problem:
     return Problem(where, "tokenization failed", "value_error.tokenization")
 
 
-def _check(problems: list[Problem], total: int, rules: RequestRules) -> None:
+def _check(problems: list[Problem], name: str, total: int, rules: RequestRules) -> None:
     """Raise Invalid with the problems, that of the whole request first among the documents'."""
-    over = over_request_limit("documents", total, rules)
+    over = over_request_limit(name, total, rules)
     if over is not None:
         queries = [problem for problem in problems if problem.loc == QUERY]
         problems = [*queries, over, *(problem for problem in problems if problem.loc != QUERY)]

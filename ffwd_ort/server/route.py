@@ -15,7 +15,8 @@ from ffwd_ort.errors import InferenceFailed
 from ffwd_ort.server.body import BodyBudget, read_body
 from ffwd_ort.server.errors import HttpFault
 from ffwd_ort.server.fields import RequestRules, parse_body
-from ffwd_ort.server.middleware import PostResource, Timing
+from ffwd_ort.server.metrics import Metrics
+from ffwd_ort.server.middleware import Account, PostResource, Timing
 
 Request = TypeVar("Request")
 Check = Callable[[Mapping[str, Any], Mapping[str, ServedModel], RequestRules], Request]
@@ -26,18 +27,34 @@ class ModelRoute(PostResource):
 
     failure = "inference"
 
-    def __init__(self, engine: Engine, budget: BodyBudget, rules: RequestRules, timeout: float) -> None:
+    def __init__(
+        self, engine: Engine, budget: BodyBudget, rules: RequestRules, timeout: float, metrics: Metrics
+    ) -> None:
         self._engine = engine
         self._budget = budget
         self._rules = rules
         self._timeout = timeout
+        self._metrics = metrics
 
     def read(self, req: falcon.Request, check: Check[Request]) -> Request:
         """Read the body and have it checked."""
         timing: Timing = req.context.timing
         models = {label: model.served for label, model in self._engine.models.items()}
         with read_body(req.env, self._budget) as raw, timing.stage("parse"), self._budget.parsing(len(raw)):
-            return check(parse_body(raw), models, self._rules)
+            body = parse_body(raw)
+            req.context.account.label = self._settled(body, models)
+            return check(body, models, self._rules)
+
+    def _settled(self, body: Mapping[str, Any], models: Mapping[str, ServedModel]) -> str:
+        """Name the label that a body is for; text from a client is never one."""
+        serving = [label for label, model in models.items() if self.serves(model)]
+        label = body.get("model") if "model" in body or len(serving) != 1 else serving[0]
+        return label if isinstance(label, str) and label in models else ""
+
+    def account(self, req: falcon.Request, texts: int, tokens: int) -> None:
+        """Say of a request how many texts and tokens it has, padding left out."""
+        account: Account = req.context.account
+        account.texts, account.tokens = texts, tokens
 
     def run(self, req: falcon.Request, label: str, sequences: list[Sequence]) -> Result:
         """Have sequences encoded, within what is left of the request's time."""
@@ -47,6 +64,8 @@ class ModelRoute(PostResource):
             result = self._engine.encode(label, sequences, timeout=left, gone=client_left(req.env))
         except InferenceFailed:
             raise HttpFault(self.failure) from None
+        self._metrics.queue_wait.labels(label).observe(result.queued)
+        self._metrics.tokens.labels(label, "prompt").inc(req.context.account.tokens)
         timing.seconds["queue"] += result.queued
         timing.seconds["infer"] += result.inferred
         return result

@@ -3,7 +3,7 @@
 Three phases, each run only when the one before is clean: the body as JSON (fields.py), its fields, its tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ from ffwd_ort.server.fields import (
 )
 
 MAX_INPUTS = 512
+# Fields of TEI's /embed that mean the same here; `inputs` and `normalize` are looked at apart.
+TEI_FIELDS = ("model", "dimensions", "prompt_name", "truncate", "truncation_direction", "normalize")
 TEXT_TYPES: Mapping[str, Mapping[str, str]] = {
     "text_type": {"query": "query", "document": "document"},
     "input_type": {
@@ -58,6 +60,12 @@ class EmbeddingsRequest:
     prompt: str
     truncate: bool
     direction: str
+    name: str = "input"  # of the field, as the client calls it
+
+
+def serves(model: ServedModel) -> bool:
+    """Tell whether a label makes one vector per text."""
+    return model.kind == EMBEDDING
 
 
 # --- fields -------------------------------------------------------------------------------------------
@@ -67,37 +75,62 @@ def embeddings_request(
     body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: RequestRules
 ) -> EmbeddingsRequest:
     """Check the fields of /v1/embeddings; raise Invalid with every problem, in the order of the fields."""
+    return _read(body, models, rules, "input")
+
+
+def embed_request(body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: RequestRules) -> EmbeddingsRequest:
+    """Check the fields of TEI's /embed, where null in an optional field means that it is not given."""
+    given = {name: body[name] for name in TEI_FIELDS if body.get(name) is not None}
+    if "inputs" in body:
+        given["inputs"] = body["inputs"]
+    return _read(given | {"encoding_format": "float"}, models, rules, "inputs")
+
+
+def _read(
+    body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: RequestRules, name: str
+) -> EmbeddingsRequest:
     problems: list[Problem] = []
-    model = read_model(body, models, lambda model: model.kind == EMBEDDING, problems)
+    model = read_model(body, models, serves, problems)
     encoding_format = read_format(body, model, problems)
     dimensions = read_dimensions(body, model, encoding_format, problems)
     pooling = _pooling(body, model, problems)
-    gives_ids = model is not None and model.accepts_token_ids and _are_token_ids(body.get("input"))
-    text_type = None if gives_ids else _text_type(body, model, problems)
-    prompt_name = None if gives_ids else _prompt_name(body, model, problems)
+    gives_ids = model is not None and model.accepts_token_ids and _are_token_ids(body.get(name))
+    text_type = None if gives_ids else read_text_type(body, model, problems)
+    prompt_name = None if gives_ids else read_prompt_name(body, model, problems)
     truncate = read_boolean(body, "truncate", problems)
     direction = read_direction(body, problems)
     if gives_ids:
         problems += [
-            Problem(("input",), f"token ids take no prompt; remove {name}", "value_error.conflict")
-            for name in ("text_type", "input_type", "prompt_name")
-            if name in body
+            Problem((name,), f"token ids take no prompt; remove {field}", "value_error.conflict")
+            for field in ("text_type", "input_type", "prompt_name")
+            if field in body
         ]
-    texts, token_ids = _input(body, model, rules, problems)
+    if name == "inputs":
+        _check_normalize(body, model, problems)
+    texts, token_ids = read_input(body, model, rules, problems, name)
     if problems or model is None:
         raise Invalid(problems)
     return EmbeddingsRequest(
         model=model,
         texts=texts,
         token_ids=token_ids,
-        bare=isinstance(body["input"], str) or (token_ids is not None and not isinstance(body["input"][0], list)),
+        bare=isinstance(body[name], str) or (token_ids is not None and not isinstance(body[name][0], list)),
         encoding_format=encoding_format,
         dimensions=dimensions,
         pooling=pooling,
         prompt=model.prompt_for(text_type, prompt_name),
         truncate=rules.auto_truncate if truncate is None else truncate,
         direction=direction,
+        name=name,
     )
+
+
+def _check_normalize(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> None:
+    """Refuse another scaling than the label's: it belongs to the model, and ignoring the field would be worse."""
+    value = read_boolean(body, "normalize", problems)
+    if value is not None and model is not None and value != model.normalize:
+        fixed = f"normalize is fixed to {str(model.normalize).lower()} by the model"
+        problems.append(Problem(("normalize",), fixed, "value_error.contract"))
 
 
 def _pooling(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str | None:
@@ -108,7 +141,7 @@ def _pooling(body: Mapping[str, Any], model: ServedModel | None, problems: list[
     return value
 
 
-def _text_type(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str | None:
+def read_text_type(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str | None:
     chosen = None
     for name, values in TEXT_TYPES.items():
         if name not in body:
@@ -125,7 +158,7 @@ def _text_type(body: Mapping[str, Any], model: ServedModel | None, problems: lis
     return chosen
 
 
-def _prompt_name(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str | None:
+def read_prompt_name(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str | None:
     value = body.get("prompt_name", MISSING)
     if value is MISSING:
         return None
@@ -146,35 +179,43 @@ def _prompt_name(body: Mapping[str, Any], model: ServedModel | None, problems: l
     return None
 
 
-def _input(
-    body: Mapping[str, Any], model: ServedModel | None, rules: RequestRules, problems: list[Problem]
+def read_input(
+    body: Mapping[str, Any],
+    model: ServedModel | None,
+    rules: RequestRules,
+    problems: list[Problem],
+    name: str,
+    *,
+    takes_ids: bool = True,
 ) -> tuple[list[str] | None, list[list[int]] | None]:
-    """Read `input` as texts, or as token ids where the label accepts them."""
-    value = body.get("input", MISSING)
-    where = ("input",)
+    """Read texts, or token ids where route and label accept them, from the field that the client calls `name`."""
+    value = body.get(name, MISSING)
+    where = (name,)
     if value is MISSING:
         problems.append(Problem(where, "field required", "missing"))
     elif isinstance(value, str):
         if value:
             return [value], None
-        problems.append(Problem(where, "input must not be empty", "value_error.empty"))
+        problems.append(Problem(where, f"{name} must not be empty", "value_error.empty"))
     elif not isinstance(value, list):
-        problems.append(Problem(where, "input must be a string or an array of strings", "type_error"))
+        problems.append(Problem(where, f"{name} must be a string or an array of strings", "type_error"))
     elif not value:
-        problems.append(Problem(where, "input must contain at least 1 item", "value_error.list.min_items"))
+        problems.append(Problem(where, f"{name} must contain at least 1 item", "value_error.list.min_items"))
+    elif not takes_ids and _are_token_ids(value):
+        problems.append(Problem(where, TOKEN_IDS_REFUSED, "type_error.token_ids"))
     elif is_integer(value[0]) and _are_token_ids(value):
-        return None, _token_ids(model, [value], (), rules, problems)
-    elif (problem := _too_many(len(value), rules)) is not None:
+        return None, _token_ids(model, [value], [(name,)], rules, problems)
+    elif (problem := _too_many(name, len(value), rules)) is not None:
         problems.append(problem)
     elif _are_token_ids(value):
-        return None, _token_ids(model, value, tuple(range(len(value))), rules, problems)
+        return None, _token_ids(model, value, [(name, i) for i in range(len(value))], rules, problems)
     else:
         before = len(problems)
         for index, item in enumerate(value):
             if not isinstance(item, str):
-                problems.append(Problem(("input", index), "input item must be a string", "type_error.string"))
+                problems.append(Problem((name, index), "input item must be a string", "type_error.string"))
             elif not item:
-                problems.append(Problem(("input", index), "input item must not be empty", "value_error.empty"))
+                problems.append(Problem((name, index), "input item must not be empty", "value_error.empty"))
         return (value, None) if len(problems) == before else (None, None)
     return None, None
 
@@ -188,33 +229,34 @@ def _are_token_ids(value: Any) -> bool:
     return all(isinstance(item, list) and all(map(is_integer, item)) for item in value)
 
 
-def _too_many(count: int, rules: RequestRules) -> Problem | None:
+def _too_many(name: str, count: int, rules: RequestRules) -> Problem | None:
     most = min(MAX_INPUTS, rules.rows or MAX_INPUTS)
     bound_by = f"bound by --rows {rules.rows}" if most < MAX_INPUTS else ""
-    return too_many("input", count, most, bound_by) if count > most else None
+    return too_many(name, count, most, bound_by) if count > most else None
 
 
 def _token_ids(
     model: ServedModel | None,
     lists: list[list[Any]],
-    places: tuple[int, ...],
+    places: Sequence[tuple[str | int, ...]],
     rules: RequestRules,
     problems: list[Problem],
 ) -> list[list[int]] | None:
+    """Check lists of ids; `places` say where each of them stands in the body."""
     if model is None:
         return None
+    name = str(places[0][0])
     if not model.accepts_token_ids:
-        problems.append(Problem(("input",), TOKEN_IDS_REFUSED, "type_error.token_ids"))
+        problems.append(Problem((name,), TOKEN_IDS_REFUSED, "type_error.token_ids"))
         return None
     # Before each id is looked at: millions of them would make as many problems.
-    over = over_request_limit("input", sum(map(len, lists)), rules)
+    over = over_request_limit(name, sum(map(len, lists)), rules)
     if over is not None:
         problems.append(over)
         return None
     before = len(problems)
     between = f"token id must be between 0 and {model.vocabulary - 1}"
-    for index, ids in enumerate(lists):
-        where: tuple[str | int, ...] = ("input", *places[index : index + 1])
+    for where, ids in zip(places, lists, strict=True):
         if not ids:
             problems.append(Problem(where, "input item must not be empty", "value_error.empty"))
         problems += [
@@ -238,7 +280,7 @@ def tokens(request: EmbeddingsRequest, rules: RequestRules) -> list[Encoded]:
     cap = model.cap
     problems = [
         Problem(
-            ("input",) if request.bare else ("input", index),
+            (request.name,) if request.bare else (request.name, index),
             f"input exceeds {cap.tokens} token limit (counted {text.counted}; bound by {cap.bound_by})",
             "value_error.context_length",
         )
@@ -246,7 +288,7 @@ def tokens(request: EmbeddingsRequest, rules: RequestRules) -> list[Encoded]:
         if len(text.ids) > cap.tokens
     ]
     total = sum(len(text.ids) for text in encoded if len(text.ids) <= cap.tokens)
-    over = over_request_limit("input", total, rules)
+    over = over_request_limit(request.name, total, rules)
     problems = [over, *problems] if over else problems
     if problems:
         raise Invalid(problems)
@@ -263,7 +305,7 @@ def _tokenise(request: EmbeddingsRequest) -> list[Encoded]:
             direction=request.direction,
         )
     except TokenizationFailed as error:
-        where: tuple[str | int, ...] = ("input",) if request.bare else ("input", error.args[0])
+        where: tuple[str | int, ...] = (request.name,) if request.bare else (request.name, error.args[0])
         raise Invalid([Problem(where, "tokenization failed", "value_error.tokenization")]) from None
 
 

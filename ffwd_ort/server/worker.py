@@ -24,6 +24,7 @@ from gunicorn.workers.gthread import TConn, ThreadWorker
 from ffwd_ort.errors import Draining
 from ffwd_ort.server import responses
 from ffwd_ort.server.errors import ANSWERS
+from ffwd_ort.server.metrics import NO_ROUTE
 from ffwd_ort.server.middleware import request_id
 
 log = logging.getLogger(__name__)
@@ -138,6 +139,7 @@ class FfwdWorker(ThreadWorker):  # type: ignore[misc]
             kind = "internal"
             log.error("a request could not be answered", exc_info=exc)
         answer = ANSWERS[kind]
+        self.wsgi.metrics.answered(NO_ROUTE, "", answer.status, kind, None)
         body = responses.encode(responses.plain_error(answer))
         head = (
             f"HTTP/1.1 {answer.status} {answer.message.partition('(')[0].strip()}\r\nConnection: close\r\n"

@@ -1,0 +1,151 @@
+"""POST /v1/tokenize: the ids that a request would encode, and whether they go over a limit. Nothing is run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import falcon
+
+from ffwd_ort.engine.maxsim import query_sequence
+from ffwd_ort.engine.model import ServedModel
+from ffwd_ort.engine.scoring import MAXSIM, SCORERS
+from ffwd_ort.engine.sequences import Ids
+from ffwd_ort.errors import TokenizationFailed
+from ffwd_ort.families import CONTEXTUAL, CROSS_ENCODER, LATE
+from ffwd_ort.server import responses
+from ffwd_ort.server.errors import Invalid, Problem
+from ffwd_ort.server.fields import MISSING, RequestRules, read_boolean, read_direction, read_model
+from ffwd_ort.server.middleware import Timing
+from ffwd_ort.server.route import ModelRoute
+from ffwd_ort.server.validation import read_input, read_prompt_name, read_text_type
+
+
+@dataclass(frozen=True)
+class TokenizeRequest:
+    """A body of /v1/tokenize that passed the field phase."""
+
+    model: ServedModel
+    texts: list[str]
+    bare: bool
+    text_type: str | None
+    prompt_name: str | None
+    query: str | None
+    truncate: bool
+    direction: str
+
+
+def tokenize_request(
+    body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: RequestRules
+) -> TokenizeRequest:
+    """Check the fields of /v1/tokenize; raise Invalid with every problem, in the order of the fields."""
+    problems: list[Problem] = []
+    model = read_model(body, models, lambda model: True, problems)
+    text_type = read_text_type(body, model, problems)
+    prompt_name = read_prompt_name(body, model, problems)
+    query = _query(body, model, problems)
+    truncate = read_boolean(body, "truncate", problems)
+    direction = read_direction(body, problems)
+    texts, _ = read_input(body, model, RequestRules(), problems, "input", takes_ids=False)
+    if problems or model is None or texts is None:
+        raise Invalid(problems)
+    bare = isinstance(body["input"], str)
+    return TokenizeRequest(model, texts, bare, text_type, prompt_name, query, bool(truncate), direction)
+
+
+def _query(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str | None:
+    value = body.get("query", MISSING)
+    where = ("query",)
+    if value is MISSING:
+        return None
+    if model is not None and model.kind != CROSS_ENCODER:
+        only = "query is only supported for cross-encoder models"
+        problems.append(Problem(where, only, "extra_fields"))
+    elif not isinstance(value, str):
+        problems.append(Problem(where, "query must be a string", "type_error.string"))
+    elif not value:
+        problems.append(Problem(where, "query must not be empty", "value_error.empty"))
+    else:
+        return value
+    return None
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One text's ids, and how many there were before a cut."""
+
+    ids: Ids
+    counted: int
+
+
+def tokens_of(request: TokenizeRequest) -> list[Tokens]:
+    """Tokenise as a request would; raise Invalid for a text that becomes no token."""
+    model, texts = request.model, request.texts
+    most = model.cap.tokens if request.truncate else None
+    options: dict[str, Any] = {"max_length": most, "direction": request.direction}
+    try:
+        if request.query is not None:
+            pairs = model.tokenizer.encode_pairs(request.query, texts, **options)
+            return [Tokens(pair.ids, pair.counted) for pair in pairs]
+        if model.kind == CONTEXTUAL:
+            chunks = model.tokenizer.encode_chunks(texts)
+            return [Tokens(_cut(ids, most, request.direction), len(ids)) for ids in chunks]
+        if model.kind == LATE:
+            return _late(request, options)
+        prompt = model.prompt_for(request.text_type, request.prompt_name)
+        encoded = model.tokenizer.encode(texts, prompt=prompt, **options)
+        return [Tokens(text.ids, text.counted) for text in encoded]
+    except TokenizationFailed as error:
+        place: tuple[str | int, ...] = ("input",) if request.bare else ("input", error.args[0])
+        where = ("query",) if error.args[0] is None else place
+        raise Invalid([Problem(where, "tokenization failed", "value_error.tokenization")]) from None
+
+
+def _late(request: TokenizeRequest, options: dict[str, Any]) -> list[Tokens]:
+    model, query = request.model, request.text_type == "query"
+    encoded = SCORERS[MAXSIM].encode(model, request.texts, query=query, **options)
+    late = model.manifest.late
+    if not query or late is None:
+        return [Tokens(text.ids, text.counted) for text in encoded]
+    padded = [query_sequence(text.ids, late, model.normalize).ids for text in encoded]
+    return [Tokens(ids, max(text.counted, len(ids))) for ids, text in zip(padded, encoded, strict=True)]
+
+
+def _cut(ids: Ids, most: int | None, direction: str) -> Ids:
+    if most is None or len(ids) <= most:
+        return ids
+    return ids[:most] if direction == "right" else ids[-most:]
+
+
+class Tokenize(ModelRoute):
+    """Ids and counts."""
+
+    def serves(self, model: ServedModel) -> bool:
+        """Tell that every label has a tokenizer."""
+        return True
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Validate, tokenise, answer."""
+        timing: Timing = req.context.timing
+        request = self.read(req, tokenize_request)
+        cap = request.model.cap.tokens
+        with timing.stage("tokenize"):
+            texts = tokens_of(request)
+            total = sum(len(text.ids) for text in texts)
+            self.account(req, len(texts), total)
+        with timing.stage("encode"):
+            over = total > self._rules.max_request_tokens
+            data = [
+                {
+                    "object": "tokens",
+                    "index": i,
+                    "token_count": len(text.ids),
+                    "ids": text.ids.tolist(),
+                    "truncated": text.counted > len(text.ids),
+                    "exceeds_limit": over or len(text.ids) > cap,
+                }
+                for i, text in enumerate(texts)
+            ]
+            label = request.model.label
+            answer = {"object": "list", "model": label, "max_tokens": cap, "data": data, "total_tokens": total}
+            resp.data = responses.encode(answer)
+        responses.report_cuts(resp, sum(text.counted > len(text.ids) for text in texts))
