@@ -25,7 +25,7 @@ def make_parser() -> Parser:
         "--exporter",
         choices=["native", "optimum"],
         default="native",
-        help="optimum: what has no family (default native)",
+        help="the family's own, or transformers' model by optimum where there is none (default native)",
     )
     kinds = ["embedding", "contextual", "late", "reranker"]
     export.add_argument("--kind", choices=kinds, help="refuse what labels of this kind could not be served from")
