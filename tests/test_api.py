@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ffwd_ort import SentenceEncoder
+from ffwd_ort import ContextualEncoder, LateInteractionEncoder, SentenceEncoder
 from ffwd_ort.errors import RefusedError
 from ffwd_ort_conformance.tiny import TEXTS, TinyBert, long_text, write_bert
+from ffwd_ort_conformance.tiny_families import TinyDecoder, write_decoder
+from ffwd_ort_conformance.tiny_late import WIDTH, write_colbert
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +124,111 @@ def test_numbers_that_make_no_sense_and_broken_unicode_are_named(encoder: Senten
         SentenceEncoder(tiny, step_tokens=0)
     with pytest.raises(ValueError, match=r"texts\[1\] cannot be tokenised"):
         encoder.encode(["fine", "\ud800x"])
+
+
+# --- the other kinds -------------------------------------------------------------------------------
+
+
+def write_pplx(folder: Path, *pooling: str) -> Path:
+    tiny = TinyDecoder(model_type="bidirectional_pplx_qwen3", head_norms=True, pooling=pooling, normalize=False)
+    return write_decoder(folder, tiny)
+
+
+@pytest.fixture(scope="module")
+def contextual(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[ContextualEncoder]:
+    folder = write_pplx(tmp_path_factory.mktemp("api") / "pplx", "mean_tokens")
+    with ContextualEncoder(folder, cache_dir=cache_dir) as encoder:
+        yield encoder
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[LateInteractionEncoder]:
+    folder = write_colbert(tmp_path_factory.mktemp("api") / "colbert")
+    with LateInteractionEncoder(folder, cache_dir=cache_dir) as encoder:
+        yield encoder
+
+
+def test_documents_give_a_row_for_each_chunk_in_their_order(contextual: ContextualEncoder) -> None:
+    documents = [TEXTS[:3], [TEXTS[3]], ("kelp", "kelp")]
+    vectors = contextual.encode(documents)
+    assert [v.shape for v in vectors] == [(3, 48), (1, 48), (2, 48)] and vectors[0].dtype == np.float32
+    assert np.allclose(np.linalg.norm(np.concatenate(vectors), axis=1), 1, atol=1e-6)
+    raw = contextual.encode(documents, normalize=False)
+    assert not np.allclose(np.linalg.norm(np.concatenate(raw), axis=1), 1, atol=0.1)
+    turned = contextual.encode(documents[::-1])[::-1]
+    assert max(np.abs(a - b).max() for a, b in zip(turned, vectors, strict=True)) < 5e-6
+    assert contextual.encode([]) == []
+
+
+def test_a_document_that_is_none_or_too_long_is_named(contextual: ContextualEncoder) -> None:
+    nothing: list[Any] = [["a text"], [[]]]
+    for documents in nothing:
+        with pytest.raises(ValueError, match=r"documents\[0\] must be a sequence of at least one chunk"):
+            contextual.encode(documents)
+    with pytest.raises(ValueError, match=r"documents\[1\]\[1\] becomes no token"):
+        contextual.encode([["fine"], ["fine", ""]])
+    with pytest.raises(ValueError, match=r"documents\[1\] has 129 tokens; the limit is 128 \(model positions\)"):
+        contextual.encode([["fine"], [" tide" * 64, " bay" * 64]])
+    with pytest.raises(ValueError, match="dimensions is 5; permitted are 48 to 48"):
+        contextual.encode([["fine"]], dimensions=5)
+
+
+UNPOOLED = pytest.mark.xfail(strict=True, reason="weights are read as positions, or vectors of chunks as one")
+
+
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        ("lasttoken",),
+        pytest.param(("max_tokens",), marks=UNPOOLED),
+        pytest.param(("cls_token", "mean_tokens"), marks=UNPOOLED),
+    ],
+)
+def test_chunks_have_their_mean_whatever_the_checkpoint_pools(
+    contextual: ContextualEncoder, pooling: tuple[str, ...], tmp_path: Path, cache_dir: Path
+) -> None:
+    document = ["the tide falls", "kelp"]
+    try:
+        with ContextualEncoder(write_pplx(tmp_path / "pplx", *pooling), cache_dir=cache_dir) as encoder:
+            (vectors,) = encoder.encode([document])
+    except RefusedError as error:
+        assert "pooling" in str(error)
+    else:
+        (expected,) = contextual.encode([document])
+        assert vectors.shape == expected.shape and np.abs(vectors - expected).max() < 5e-6
+
+
+def test_queries_and_documents_give_a_row_for_each_token_that_scores(late: LateInteractionEncoder) -> None:
+    queries = late.encode_queries(["the tide", long_text(30)])
+    documents = late.encode_documents(["the tide", "the tide!?", ""])
+    assert [v.shape for v in queries] == [(16, WIDTH), (31, WIDTH)], "padded, or whole with its marker"
+    assert [v.shape for v in documents] == [(5, WIDTH), (5, WIDTH), (3, WIDTH)], "punctuation is seen, but no score"
+    assert all(np.allclose(np.linalg.norm(v, axis=1), 1, atol=1e-6) for v in (*queries, *documents))
+    assert late.encode_queries([]) == [] and late.score("the tide", []).shape == (0,)
+
+
+def test_ranks_are_by_descending_score_with_ties_by_index(late: LateInteractionEncoder) -> None:
+    documents = ["kelp", "the tide falls", "kelp", "the ferry"]
+    scores = late.score("when does the tide fall?", documents)
+    ranked = late.rank("when does the tide fall?", documents)
+    assert scores.dtype == np.float32 and scores[0] == scores[2]
+    assert ranked == [(i, float(scores[i])) for i in np.argsort(-scores, kind="stable")]
+    assert [i for i, _ in ranked if i in (0, 2)] == [0, 2]
+
+
+def test_an_over_long_text_is_refused_with_its_marker_counted_unless_it_may_be_cut(
+    late: LateInteractionEncoder,
+) -> None:
+    with pytest.raises(ValueError, match=r"texts\[1\] has 161 tokens; the limit is 160 .*truncate=True"):
+        late.encode_documents(["fine", long_text(160)])
+    with pytest.raises(ValueError, match=r"texts\[0\] has 161 tokens"):
+        late.score(long_text(160), ["fine"])
+    assert late.encode_documents([long_text(500)], truncate=True)[0].shape == (160, WIDTH)
+    assert late.score("fine", [long_text(500)], truncate=True).shape == (1,)
+
+
+def test_a_checkpoint_of_another_kind_is_refused_naming_it(tiny: Path, cache_dir: Path) -> None:
+    with pytest.raises(RefusedError, match="--late-model model: tiny-bert is of kind embedding"):
+        LateInteractionEncoder(tiny, cache_dir=cache_dir)
+    with pytest.raises(RefusedError, match="tiny-bert is of the family bert, which was not trained on chunks"):
+        ContextualEncoder(tiny, cache_dir=cache_dir)

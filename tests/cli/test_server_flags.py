@@ -530,8 +530,8 @@ def test_a_malformed_option_is_refused_naming_flag_label_option_and_what_is_perm
     ],
 )
 def test_each_flag_loads_its_kind_with_the_options_of_every_kind(flag: str, kind: str) -> None:
-    spec = parse_model(flag, "a=dir:max_seq=64:normalize=always:precision=f32:query=find: ")
-    assert spec == ModelSpec("a", "dir", max_seq=64, normalize="always", prompts={"query": "find: "}, kind=kind)
+    spec = parse_model(flag, "a=dir:max_seq=64:normalize=always:precision=f32")
+    assert spec == ModelSpec("a", "dir", max_seq=64, normalize="always", kind=kind)
     assert spec.flag == flag
 
 

@@ -69,3 +69,13 @@ def test_prompt_tokens_left_out_of_pooling_have_no_weight(mode: str) -> None:
 def test_at_least_one_token_is_pooled_however_long_the_prompt() -> None:
     (slot,) = make_sequence(np.arange(3, dtype=np.int32), ("mean",), skip=10).slots
     assert slot.weights.tolist() == [0, 0, 1]
+
+
+def test_the_maximum_is_taken_of_every_value_over_the_tokens_that_take_part() -> None:
+    tokens = np.array([[9, 9], [1, -5], [3, -2], [2, -7]], np.float32)
+    ids = np.arange(4, dtype=np.int32)
+    assert make_sequence(ids, ("max",)).finish(tokens).tolist() == [9, 9]
+    assert make_sequence(ids, ("max",), skip=1).finish(tokens).tolist() == [3, -2]
+    both = make_sequence(ids, ("mean", "max", "last"), skip=2)
+    assert both.finish(tokens).tolist() == [2.5, -4.5, 3, -2, 2, -7], "joined in the checkpoint's order"
+    assert make_sequence(ids, ("max",), skip=10).finish(tokens).tolist() == [2, -7], "one token always takes part"
