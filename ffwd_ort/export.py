@@ -23,6 +23,7 @@ from ffwd_ort.families import (
 from ffwd_ort.late import LateRecipe, settle_late
 from ffwd_ort.modules import PoolingConfig
 from ffwd_ort.tokenizer_file import TokenizerFacts, write_tokenizer
+from ffwd_ort.version import VERSION
 
 EXPORTERS_GROUP = "ffwd_ort.exporters"
 TARGETS = ("cpu",)
@@ -90,6 +91,7 @@ class Export:
         recipe = (self.admission.kind, self.head, self.pooling, self.normalize, family, self.checkpoint.late)
         facts = (
             FORMAT,
+            VERSION,  # a stranger's graph is built of our blocks, whose source his fingerprint does not cover
             *recipe,
             family.capacity(self.checkpoint),
             self.exporter,
