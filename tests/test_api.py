@@ -227,8 +227,8 @@ def test_an_over_long_text_is_refused_with_its_marker_counted_unless_it_may_be_c
     assert late.score("fine", [long_text(500)], truncate=True).shape == (1,)
 
 
-def test_a_checkpoint_of_another_kind_is_refused_naming_it(tiny: Path, cache_dir: Path) -> None:
+def test_a_checkpoint_of_another_kind_is_refused_naming_it(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="--late-model model: tiny-bert is of kind embedding"):
-        LateInteractionEncoder(tiny, cache_dir=cache_dir)
+        LateInteractionEncoder(tiny, cache_dir=tmp_path)
     with pytest.raises(RefusedError, match="tiny-bert is of the family bert, which was not trained on chunks"):
-        ContextualEncoder(tiny, cache_dir=cache_dir)
+        ContextualEncoder(tiny, cache_dir=tmp_path)

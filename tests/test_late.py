@@ -180,8 +180,8 @@ def test_a_layout_beside_a_pooling_is_refused(tmp_path: Path) -> None:
         plan_export(read_checkpoint(folder))
 
 
-def test_a_late_checkpoint_under_another_flag_is_refused_naming_both(tmp_path: Path, cache_dir: Path) -> None:
-    bundle = BundleCache(cache_dir).open(str(write_colbert(tmp_path / "tiny")))
+def test_a_late_checkpoint_under_another_flag_is_refused_naming_both(tmp_path: Path) -> None:
+    bundle = BundleCache(tmp_path / "cache").open(str(write_colbert(tmp_path / "tiny")))
     with pytest.raises(RefusedError, match="--model m: tiny is of kind late, which --model cannot serve"):
         settle(ModelSpec("m", "tiny"), bundle, Limits())
     assert settle(ModelSpec("m", "tiny", kind=None), bundle, Limits()).scorer == "maxsim"
