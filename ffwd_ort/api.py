@@ -1,6 +1,7 @@
 """The Python API: the server's engine without HTTP."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -139,10 +140,9 @@ class SentenceEncoder(_Local):
 
     def _encode_chunk(self, texts: Sequence[str], start: int, prompt: str, truncate: bool) -> Floats:
         model = self.model
-        try:
-            encoded = model.tokenizer.encode(texts, prompt=prompt, max_length=model.cap.tokens if truncate else None)
-        except TokenizationFailed as error:
-            raise ValueError(f"texts[{start + error.args[0]}] cannot be tokenised: is it valid Unicode?") from None
+        most = model.cap.tokens if truncate else None
+        with _named("texts", start=start):
+            encoded = model.tokenizer.encode(texts, prompt=prompt, max_length=most, enough=model.cap.tokens)
         for index, text in enumerate(encoded):
             if len(text.ids) > model.cap.tokens:
                 raise ValueError(
@@ -218,7 +218,8 @@ class CrossEncoder(_Ranker):
         model, most = self.model, self.model.cap.tokens if truncate else None
         if not documents:
             return np.zeros(0, np.float32)
-        pairs = model.tokenizer.encode_pairs(query, documents, max_length=most)
+        with _named("documents", "query"):
+            pairs = list(model.tokenizer.encode_pairs(query, documents, max_length=most, enough=model.cap.tokens))
         for index, pair in enumerate(pairs):
             remedy = "pass truncate=True to cut it"
             self._check_length(f"documents[{index}] makes a pair of", len(pair.ids), pair.counted, remedy)
@@ -252,7 +253,8 @@ class LateInteractionEncoder(_Ranker):
 
     def _encode(self, texts: Sequence[str], query: bool, truncate: bool) -> list[Floats]:
         model, most = self.model, self.model.cap.tokens if truncate else None
-        encoded = SCORERS[MAXSIM].encode(model, texts, query=query, max_length=most, direction="right")
+        with _named("texts"):
+            encoded = list(SCORERS[MAXSIM].encode(model, texts, query=query, max_length=most, direction="right"))
         for index, text in enumerate(encoded):
             self._check_length(f"texts[{index}] has", len(text.ids), text.counted, "pass truncate=True to cut it")
         late = model.manifest.late
@@ -283,10 +285,8 @@ class ContextualEncoder(_Kind):
         for index, document in enumerate(documents):
             if isinstance(document, str) or not document:
                 raise ValueError(f"documents[{index}] must be a sequence of at least one chunk")
-            try:
-                chunks = model.tokenizer.encode_chunks(document)
-            except TokenizationFailed as error:
-                raise ValueError(f"documents[{index}][{error.args[0]}] becomes no token") from None
+            with _named(f"documents[{index}]"):
+                chunks = [chunk.ids for chunk in model.tokenizer.encode_chunks(list(document), enough=model.cap.tokens)]
             (sequence,) = model.document_sequences([chunks])
             self._check_length(f"documents[{index}] has", sequence.length, sequence.length, "make fewer chunks of it")
             made.append(sequence)
@@ -294,6 +294,16 @@ class ContextualEncoder(_Kind):
             return []
         vectors = self._engine.encode("model", made, timeout=NO_TIMEOUT).vectors
         return [model.finish(v.reshape(-1, model.dim), dimensions=dimensions, normalize=normalize) for v in vectors]
+
+
+@contextmanager
+def _named(name: str, alone: str = "", *, start: int = 0) -> Iterator[None]:
+    """Say which text of a call cannot be tokenised; `alone` is the one beside the list."""
+    try:
+        yield
+    except TokenizationFailed as error:
+        which = alone if error.args[0] is None else f"{name}[{start + error.args[0]}]"
+        raise ValueError(f"{which} cannot be tokenised: is it empty, or not valid Unicode?") from None
 
 
 def _check_dimensions(model: ServedModel, dimensions: int | None) -> None:

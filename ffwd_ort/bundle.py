@@ -58,12 +58,15 @@ class Sizes(_Record, frozen=True):
 class Late(_Record, frozen=True):
     """How late-interaction texts are laid out.
 
-    A marker goes after a text's first token. Queries shorter than `query_length` (0: never) are padded to it with
-    `expansion_id`, which other tokens see if `attend`. Tokens of documents among `skip_ids` do not score.
+    A marker goes after a text's first token; one that is no token is a text before it, and before its prompt.
+    Queries shorter than `query_length` (0: never) are padded to it with `expansion_id`, which other tokens see if
+    `attend`. Tokens of documents among `skip_ids` do not score.
     """
 
     query_marker: int | None
     document_marker: int | None
+    query_text: str
+    document_text: str
     query_length: int
     attend: bool
     expansion_id: int

@@ -143,7 +143,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         model_type=str(config.get("model_type") or ""),
         architectures=_architectures(config, trunk_files.root / "config.json"),
         is_causal=config["is_causal"] if isinstance(config.get("is_causal"), bool) else None,
-        pooling=read_pooling(files, modules),
+        pooling=read_pooling(files, modules, works_on),
         normalize=read_normalize(files, modules, works_on),
         dense_modules=read_dense(files, modules, works_on),
         scores_tokens=tokens,

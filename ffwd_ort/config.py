@@ -33,6 +33,9 @@ OPTION_KINDS = {
     "pooling": ("embedding",),
     "token_ids": ("embedding",),
     "rerank": ("embedding",),
+    "prompts": ("embedding", "late"),
+    "query": ("embedding", "late"),
+    "query_instruct": ("embedding", "late"),
 }
 
 
@@ -78,11 +81,11 @@ def parse_model(flag: str, text: str) -> ModelSpec:
         _, equals, value = option.partition("=")
         if not equals:
             raise UsageError(f"{flag} {label}: option {name!r} needs a value: {name}=…")
+        if KINDS[flag] not in OPTION_KINDS.get(name, KINDS.values()):
+            raise UsageError(f"{flag} {label}: option {name} means nothing to labels of this kind")
         if name in QUERY_OPTIONS:
             prompts["query"] = _unescape(value)
             continue
-        if KINDS[flag] not in OPTION_KINDS.get(name, KINDS.values()):
-            raise UsageError(f"{flag} {label}: option {name} means nothing to labels of this kind")
         parsed = _OPTIONS[name](f"{flag} {label}: option {name}={value!r}", value)
         if name == "prompts":
             prompts = {**parsed, **prompts}

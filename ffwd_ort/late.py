@@ -52,58 +52,81 @@ def read_late(files: Files, modules: Sequence[Module] | None, trunk: Mapping[str
 
 
 def _pylate(config: Mapping[str, Any], where: Path) -> LateRecipe:
-    words = config.get("skiplist_words")
-    expands = config.get("do_query_expansion")
-    length = config.get("query_length")
+    settings = _Settings(config, where)
+    words = settings.words("skiplist_words")
     return LateRecipe(
-        query_marker=_text(config.get("query_prefix"), "query_prefix", where),
-        document_marker=_text(config.get("document_prefix"), "document_prefix", where),
-        query_length=None if expands is False else _length(QUERY_LENGTH if length is None else length, where),
-        attend=bool(config.get("attend_to_expansion_tokens", False)),
-        skip_words=tuple(string.punctuation) if words is None else _words(words, where),
-        document_length=_optional(config.get("document_length"), where),
+        query_marker=settings.text("query_prefix") or "",
+        document_marker=settings.text("document_prefix") or "",
+        query_length=(
+            settings.length("query_length", LONGEST_QUERY) or QUERY_LENGTH
+            if settings.flag("do_query_expansion", True)
+            else None
+        ),
+        attend=settings.flag("attend_to_expansion_tokens", False),
+        skip_words=tuple(string.punctuation) if words is None else words,
+        document_length=settings.length("document_length"),
     )
 
 
 def _native(files: Files, modules: Sequence[Module] | None, trunk: Mapping[str, Any]) -> LateRecipe:
     folder = folders(modules, "MultiVectorMask")[0]
-    where = files.root / folder / "config.json"
-    mask = files.object(f"{folder}/config.json")
-    if mask.get("keep_only_token_ids") or mask.get("skiplist_tasks", ["document"]) != ["document"]:
-        raise AdmissionError(f"{where}: keep_only_token_ids, or a skiplist for queries, is not understood")
-    expansion = trunk.get("query_expansion") or {}
-    if not isinstance(expansion, dict):
-        raise CheckpointError(f"{where}: query_expansion is {expansion!r}; an object is needed")
+    mask = _Settings(files.object(f"{folder}/config.json"), files.root / folder / "config.json")
+    if mask.config.get("keep_only_token_ids") or mask.config.get("skiplist_tasks", ["document"]) != ["document"]:
+        raise AdmissionError(f"{mask.where}: keep_only_token_ids, or a skiplist for queries, is not understood")
+    settings = _Settings(trunk, files.root / "sentence_bert_config.json")
+    given = trunk.get("query_expansion")
+    if not isinstance(given, dict | None):
+        raise CheckpointError(f"{settings.where}: query_expansion is {given!r}; an object is needed")
+    expansion = _Settings(given or {}, settings.where, "query_expansion.")
+    length = expansion.length("length", LONGEST_QUERY)
+    if given and length is None:
+        raise CheckpointError(f"{settings.where}: query_expansion has no length")
     return LateRecipe(
-        query_length=_length(expansion.get("length"), where) if expansion else None,
-        attend=bool(expansion.get("attend", False)),
-        expansion=expansion.get("token"),
-        skip_words=_words(mask.get("skiplist_words") or [], where),
+        query_length=length,
+        attend=expansion.flag("attend", False),
+        expansion=expansion.text("token"),
+        skip_words=mask.words("skiplist_words") or (),
         normalize=bool(folders(modules, "Normalize")),
-        document_length=_optional(trunk.get("document_length"), where),
+        document_length=settings.length("document_length"),
     )
 
 
-def _text(value: Any, key: str, where: Path) -> str:
-    if not isinstance(value, str | None):
-        raise CheckpointError(f"{where}: {key} is {value!r}; a text is needed")
-    return value or ""
+@dataclass(frozen=True)
+class _Settings:
+    """Reads settings of one file by their type; what is not there, or null, says nothing."""
 
+    config: Mapping[str, Any]
+    where: Path
+    within: str = ""
 
-def _length(value: Any, where: Path, most: int = LONGEST_QUERY) -> int:
-    if type(value) is not int or not 1 <= value <= most:
-        raise CheckpointError(f"{where}: a length of {value!r} is named; an integer from 1 to {most} is needed")
-    return value
+    def text(self, key: str) -> str | None:
+        value = self.config.get(key)
+        if not isinstance(value, str | None):
+            raise self._wrong(key, "a text")
+        return value
 
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.config.get(key)
+        if not isinstance(value, bool | None):
+            raise self._wrong(key, "true or false")
+        return default if value is None else value
 
-def _optional(value: Any, where: Path) -> int | None:
-    return None if value is None else _length(value, where, most=1 << 20)
+    def length(self, key: str, most: int = 1 << 20) -> int | None:
+        value = self.config.get(key)
+        if value is not None and (type(value) is not int or not 1 <= value <= most):
+            raise self._wrong(key, f"an integer from 1 to {most}")
+        return value
 
+    def words(self, key: str) -> tuple[str, ...] | None:
+        value = self.config.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+            raise self._wrong(key, "a list of words")
+        return tuple(value)
 
-def _words(value: Any, where: Path) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise CheckpointError(f"{where}: skiplist_words is {value!r}; a list of words is needed")
-    return tuple(value)
+    def _wrong(self, key: str, needed: str) -> CheckpointError:
+        return CheckpointError(f"{self.where}: {self.within}{key} is {self.config[key]!r}; {needed} is needed")
 
 
 def settle_late(
@@ -112,13 +135,14 @@ def settle_late(
     token_id: Callable[[str], int | None],
     expansions: Sequence[str | None],
 ) -> tuple[Late, dict[str, str]]:
-    """Find a recipe's tokens in the tokenizer; return them, and the text that goes before each kind of text.
+    """Find a recipe's tokens in the tokenizer; return them, and the prompts that are left beside its markers.
 
     `expansions` are what queries are padded with where the recipe does not say: the first that there is. Raises
     AdmissionError if there is none.
     """
-    query, query_prompt = _marker(recipe.query_marker, prompts.get("query", ""), token_id)
-    document, document_prompt = _marker(recipe.document_marker, prompts.get("document", ""), token_id)
+    query, query_text = _marker(recipe.query_marker, token_id)
+    document, document_text = _marker(recipe.document_marker, token_id)
+    rest = {name: text.removeprefix(getattr(recipe, f"{name}_marker", "")) for name, text in prompts.items()}
     names = [name for name in ([recipe.expansion] if recipe.expansion else expansions) if name]
     expansion_id = next((found for name in names if (found := token_id(name)) is not None), None)
     if recipe.query_length is not None and expansion_id is None:
@@ -127,22 +151,22 @@ def settle_late(
     late = Late(
         query_marker=query,
         document_marker=document,
+        query_text=query_text,
+        document_text=document_text,
         query_length=recipe.query_length or 0,
         attend=recipe.attend,
         expansion_id=expansion_id or 0,
         skip_ids=tuple(sorted(i for i in skipped if i is not None)),
     )
-    return late, {**prompts, "query": query_prompt, "document": document_prompt}
+    return late, {"query": "", "document": "", **rest}
 
 
-def _marker(marker: str, prompt: str, token_id: Callable[[str], int | None]) -> tuple[int | None, str]:
-    """Return a marker's token and the prompt beside it.
+def _marker(marker: str, token_id: Callable[[str], int | None]) -> tuple[int | None, str]:
+    """Return a marker's token, or the text it is where there is none.
 
-    PyLate saves "[Q] " with its space as one token; others name only its first word. A marker that is no token
-    is a text like any other.
+    PyLate saves "[Q] " with its space as one token; others name only its first word.
     """
-    prompt = prompt.removeprefix(marker)
     for name in (marker, *marker.split()[:1]):
         if name and (found := token_id(name)) is not None:
-            return found, prompt
-    return None, marker + prompt
+            return found, ""
+    return None, marker

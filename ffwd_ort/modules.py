@@ -112,13 +112,16 @@ def read_normalize(files: Files, modules: Sequence[Module] | None, wanted: str) 
     return bool(found)
 
 
-def read_pooling(files: Files, modules: Sequence[Module] | None) -> PoolingConfig | None:
-    """Read the Pooling module, or the folder it usually has; None where there is neither."""
+def read_pooling(files: Files, modules: Sequence[Module] | None, wanted: str) -> PoolingConfig | None:
+    """Read the Pooling module, or the folder it usually has; None where there is neither.
+
+    Where the other modules work on tokens (`wanted`), a folder that modules.json does not name is a leftover.
+    """
     found = folders(modules, "Pooling")
     if len(found) > 1:
         raise AdmissionError(f"{files.root / 'modules.json'} has {len(found)} Pooling modules; one is understood")
     name = str(Path(found[0] if found else "1_Pooling") / "config.json")
-    if not files.has(name):
+    if not files.has(name) or (wanted == TOKENS and not found):
         if found:
             raise CheckpointError(f"{files.root / name} is missing, though modules.json names it")
         return None

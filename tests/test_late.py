@@ -78,9 +78,11 @@ def test_one_of_pylates_own_keys_is_enough_to_tell_its_folder(tmp_path: Path, ke
         ({"query_prefix": 3}, "query_prefix is 3"),
         ({"document_prefix": ["[D] "]}, r"document_prefix is \['\[D\] '\]"),
         ({"skiplist_words": "abc"}, "skiplist_words is 'abc'"),
+        ({"do_query_expansion": "no"}, "do_query_expansion is 'no'; true or false"),
+        ({"attend_to_expansion_tokens": 1}, "attend_to_expansion_tokens is 1; true or false"),
         ({"skiplist_words": ["a", 5]}, r"skiplist_words is \['a', 5\]"),
-        *[({"query_length": n}, f"length of {n!r} .*from 1 to 1024") for n in (0, -1, 1025, "32", True, 8.0)],
-        *[({"document_length": n}, f"length of {n!r} .*from 1 to 1048576") for n in (0, "x", 1 << 21)],
+        *[({"query_length": n}, f"query_length is {n!r}; .*from 1 to 1024") for n in (0, -1, 1025, "32", True, 8.0)],
+        *[({"document_length": n}, f"document_length is {n!r}; .*from 1 to 1048576") for n in (0, "x", 1 << 21)],
     ],
 )
 def test_a_pylate_value_that_makes_no_sense_is_refused_with_the_file(
@@ -141,14 +143,15 @@ def test_a_mask_that_is_not_understood_is_refused_with_its_file(
     ("trunk", "says"),
     [
         ({"query_expansion": "yes"}, "query_expansion is 'yes'"),
-        ({"query_expansion": {"length": "16"}}, "length of '16'"),
-        ({"query_expansion": {"token": "[MASK]"}}, "length of None"),
-        ({"query_expansion": {"length": 2000}}, "length of 2000"),
-        ({"document_length": -1}, "length of -1"),
+        ({"query_expansion": {"length": "16"}}, "query_expansion.length is '16'"),
+        ({"query_expansion": {"token": "[MASK]"}}, "query_expansion has no length"),
+        ({"query_expansion": {"length": 8, "token": 5}}, "query_expansion.token is 5"),
+        ({"query_expansion": {"length": 2000}}, "query_expansion.length is 2000"),
+        ({"document_length": -1}, "document_length is -1"),
     ],
 )
 def test_an_expansion_that_makes_no_sense_is_refused(tmp_path: Path, trunk: dict[str, Any], says: str) -> None:
-    with pytest.raises(CheckpointError, match=says):
+    with pytest.raises(CheckpointError, match=rf"sentence_bert_config\.json: {says}"):
         read_checkpoint(write_native(tmp_path / "tiny", trunk, {}))
 
 
@@ -212,7 +215,8 @@ def test_a_marker_the_tokenizer_does_not_know_is_written_before_the_text() -> No
     given = {"query": "query: find: ", "other": "x"}
     late, prompts = settle_late(LateRecipe("query: ", "text: "), given, KNOWN, ["[MASK]"])
     assert (late.query_marker, late.document_marker) == (None, None)
-    assert prompts == {"query": "query: find: ", "document": "text: ", "other": "x"}
+    assert (late.query_text, late.document_text) == ("query: ", "text: ")
+    assert prompts == {"query": "find: ", "document": "", "other": "x"}, "an operator may name another prompt"
 
 
 def test_without_markers_prompts_stay_as_they_are() -> None:

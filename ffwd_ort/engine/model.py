@@ -177,6 +177,11 @@ def check_settings(spec: ModelSpec, manifest: Manifest) -> None:
             f"{spec.flag} {spec.label}: {manifest.source.name} is of kind {manifest.kind}, "
             f"which {spec.flag} cannot serve"
         )
+    if spec.kind == CONTEXTUAL and manifest.fixed_pooling:
+        raise RefusedError(
+            f"{spec.flag} {spec.label}: chunks are the mean of their tokens, and {manifest.source.name} fixes its "
+            f"vectors to {' and '.join(manifest.pooling)}{' before Dense modules' if manifest.dense else ''}"
+        )
     if spec.kind == CONTEXTUAL and manifest.separator is None:
         raise RefusedError(
             f"{spec.flag} {spec.label}: {manifest.source.name} is of the family {manifest.family}, which was not "

@@ -65,7 +65,7 @@ class Packing:
     packs: bool = True
 
     def is_long(self, seq: int) -> bool:
-        """Tell whether a row of this length holds one text at its own length."""
+        """Tell whether a row of this length, or a text, is run in the long form: one text at its own length."""
         return self.has_long_form and seq > LONG_FROM
 
     def shares(self, seq: int) -> bool:
@@ -97,16 +97,20 @@ def plan_step(first: Seq[Item], more: Seq[Item], packing: Packing) -> Plan:
     gaps and the rows left over. Indices in the plan count through `first` and then `more`. Items that are
     not in the plan wait for another step. Raises ValueError if an item is too much for the longest row.
     """
-    longest = max(item.length for item in first)
-    slots = max(item.slots for item in first)
+    items = [*first, *more]
+    # A long text is a step of its own, and a short one never goes into a long row: tokens that nothing is to see
+    # would be seen there.
+    alone = packing.is_long(first[0].length)
+    turn = [0] if alone else [i for i in range(len(first)) if not packing.is_long(items[i].length)]
+    longest = max(items[i].length for i in turn)
+    slots = max(items[i].slots for i in turn)
     fitting = [seq for seq in packing.seqs if seq >= longest and packing.slots(seq) >= slots]
     if not fitting:
         raise ValueError(f"a text of {longest} tokens and {slots} vectors does not fit a row of {packing.seqs[-1]}")
-    candidates = fitting[:1] + [seq for seq in fitting[1:4] if seq <= packing.budget]
-    items = [*first, *more]
+    wider = [seq for seq in fitting[1:4] if seq <= packing.budget and not packing.is_long(seq)]
     # Shortest first, so that the largest filler that fits a gap is found by bisection.
     fillers = sorted(range(len(first), len(items)), key=lambda i: items[i].length)
-    plans = [_fill(items, len(first), fillers, seq, packing) for seq in candidates]
+    plans = [_fill(items, turn, [] if alone else fillers, seq, packing) for seq in (fitting[0], *wider)]
     return max(plans, key=lambda plan: _tokens(plan, items) / packing.cost(plan.shape))
 
 
@@ -134,13 +138,13 @@ class _Row:
         self.slots -= item.slots
 
 
-def _fill(items: Seq[Item], first: int, fillers: Seq[int], seq: int, packing: Packing) -> Plan:
+def _fill(items: Seq[Item], turn: Seq[int], fillers: Seq[int], seq: int, packing: Packing) -> Plan:
     long = packing.is_long(seq)
     shared = packing.shares(seq)
     rows: list[_Row] = []
     most, slots = packing.max_rows(seq), packing.slots(seq)
     left = packing.most_texts or len(items)
-    for index in range(min(first, left)):
+    for index in turn[:left]:
         row = next((row for row in rows if row.takes(items[index], shared)), None)
         if row is None:
             if len(rows) == most:

@@ -1,9 +1,9 @@
 """Scores of a query and documents that are encoded apart: by cosine of their vectors, or by MaxSim of their tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class Scorer(Protocol):
 
     def encode(
         self, model: ServedModel, texts: Seq[str], *, query: bool, max_length: int | None, direction: str
-    ) -> list[Encoded]:
+    ) -> Iterator[Encoded]:
         """Tokenise queries, or documents, and cut them to `max_length`; raises TokenizationFailed."""
 
     def sequences(self, model: ServedModel, query: Encoded, documents: Seq[Encoded]) -> list[Sequence]:
@@ -39,15 +39,15 @@ class Cosine:
     """The cosine of two pooled vectors; each side gets its prompt, if the label has one."""
 
     def least(self, model: ServedModel) -> int:
-        """Return one token and the special ones."""
-        return model.tokenizer.specials + 1
+        """Return one token, the special ones and the prompt's."""
+        return model.tokenizer.specials + model.tokenizer.prompt_tokens(_prompt(model, False)) + 1
 
     def encode(
         self, model: ServedModel, texts: Seq[str], *, query: bool, max_length: int | None, direction: str
-    ) -> list[Encoded]:
+    ) -> Iterator[Encoded]:
         """Tokenise as for vectors."""
-        prompt = _prompt(model, query)
-        return model.tokenizer.encode(texts, prompt=prompt, max_length=max_length, direction=direction)
+        options: dict[str, Any] = {"max_length": max_length, "direction": direction, "enough": model.cap.tokens}
+        return model.tokenizer.encode_each(texts, prompt=_prompt(model, query), **options)
 
     def sequences(self, model: ServedModel, query: Encoded, documents: Seq[Encoded]) -> list[Sequence]:
         """Pool each as the label does."""
@@ -59,7 +59,8 @@ class Cosine:
     def score(self, vectors: Seq[Floats]) -> Floats:
         """Compute the cosines, in [-1, 1]."""
         unit = l2_normalize(np.stack(vectors))
-        cosines: Floats = np.clip(unit[1:] @ unit[0], -1, 1)
+        # Row by row: a matrix product rounds its last rows differently, and equal documents would differ.
+        cosines: Floats = np.clip((unit[1:] * unit[0]).sum(axis=1, dtype=np.float32), -1, 1)
         return cosines
 
 
@@ -67,20 +68,20 @@ class MaxSim:
     """Late interaction."""
 
     def least(self, model: ServedModel) -> int:
-        """Return one token, the special ones and a marker."""
-        return model.tokenizer.specials + 2
+        """Return one token, the special ones, a marker and the prompt's."""
+        return model.tokenizer.specials + model.tokenizer.prompt_tokens(_prompt(model, False)) + 2
 
     def encode(
         self, model: ServedModel, texts: Seq[str], *, query: bool, max_length: int | None, direction: str
-    ) -> list[Encoded]:
+    ) -> Iterator[Encoded]:
         """Tokenise and put the marker in."""
         late = _late(model)
         marker = late.query_marker if query else late.document_marker
         extra = marker is not None
         room = None if max_length is None else max_length - extra
-        prompt = _prompt(model, query)
-        encoded = model.tokenizer.encode(texts, prompt=prompt, max_length=room, direction=direction)
-        return [Encoded(mark(text.ids, marker), text.counted + extra) for text in encoded]
+        options: dict[str, Any] = {"max_length": room, "direction": direction, "enough": model.cap.tokens}
+        for text in model.tokenizer.encode_each(texts, prompt=_prompt(model, query), **options):
+            yield Encoded(mark(text.ids, marker), text.counted + extra, text.at_least)
 
     def sequences(self, model: ServedModel, query: Encoded, documents: Seq[Encoded]) -> list[Sequence]:
         """Pad the query; ask for every token."""
@@ -96,7 +97,9 @@ class MaxSim:
 
 
 def _prompt(model: ServedModel, query: bool) -> str:
-    return model.prompt_for("query" if query else "document", None)
+    late = model.manifest.late
+    before = "" if late is None else late.query_text if query else late.document_text
+    return before + model.prompt_for("query" if query else "document", None)
 
 
 def _late(model: ServedModel) -> Late:

@@ -1,24 +1,26 @@
 """Bodies of /v1/contextualizedembeddings to typed requests (http.md sections 4.4 and 8)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice
 from typing import Any
 
 from ffwd_ort.engine.model import ServedModel
 from ffwd_ort.engine.sequences import Ids
+from ffwd_ort.engine.tokenization import Encoded
 from ffwd_ort.errors import TokenizationFailed
 from ffwd_ort.families import CONTEXTUAL
 from ffwd_ort.server.errors import Invalid, Problem
 from ffwd_ort.server.fields import (
     MISSING,
     RequestRules,
-    over_request_limit,
+    Tally,
     read_boolean,
     read_dimensions,
     read_direction,
     read_format,
     read_model,
+    too_long,
 )
 
 MAX_DOCUMENTS = 512
@@ -116,31 +118,42 @@ def _document_problems(index: int, document: Any) -> list[Problem]:
 
 def document_tokens(request: ContextualRequest, rules: RequestRules) -> Documents:
     """Tokenise chunks, cut documents if asked to, and check every length; raise Invalid with every problem."""
-    cap = request.model.cap
-    bounds = list(accumulate((len(document) for document in request.documents), initial=0))
-    try:
-        flat = request.model.tokenizer.encode_chunks(list(chain.from_iterable(request.documents)))
-    except TokenizationFailed as error:
-        raise Invalid([_failed(error.args[0], bounds)]) from None
-    documents = [flat[start:end] for start, end in pairwise(bounds)]
-    kept = [cut_document(chunks, cap.tokens, request.direction) for chunks in documents] if request.truncate else None
-    fitting = documents if kept is None else [k or d for k, d in zip(kept, documents, strict=True)]
-    problems = [
-        Problem(
-            ("input", index),
-            f"document exceeds {cap.tokens} token limit "
-            f"(counted {document_length(documents[index])}; bound by {cap.bound_by})",
-            "value_error.context_length",
-        )
-        for index, chunks in enumerate(fitting)
-        if document_length(chunks) > cap.tokens
-    ]
-    over = over_request_limit("input", sum(map(document_length, fitting)), rules)
+    cap, tally = request.model.cap, Tally(rules)
+    flat = _tokenised(request)
+    found: list[list[Ids]] = []
+    problems: list[Problem] = []
+    cut = 0
+    for index, document in enumerate(request.documents):
+        encoded = list(islice(flat, len(document)))
+        chunks = [chunk.ids for chunk in encoded]
+        counted = sum(chunk.counted for chunk in encoded) + len(encoded) - 1
+        kept = cut_document(chunks, cap.tokens, request.direction) if request.truncate else None
+        cut += kept is not None and document_length(kept) < counted
+        chunks = kept or chunks
+        found.append(chunks)
+        length = document_length(chunks)
+        if length > cap.tokens:
+            at_least = any(chunk.at_least for chunk in encoded)
+            problems.append(too_long(("input", index), "document", counted, cap, at_least=at_least))
+        # All documents count, as on every route but embeddings.
+        if not tally.add(length, admitted=True):
+            break
+    over = tally.problem("input")
     problems = [over, *problems] if over else problems
     if problems:
         raise Invalid(problems)
-    lengths = zip(map(document_length, documents), map(document_length, fitting), strict=True)
-    return Documents(fitting, sum(before > after for before, after in lengths))
+    return Documents(found, cut)
+
+
+def _tokenised(request: ContextualRequest) -> Iterator[Encoded]:
+    """Tokenise the chunks of all documents, one after the other."""
+    bounds = list(accumulate((len(document) for document in request.documents), initial=0))
+    flat = list(chain.from_iterable(request.documents))
+    options: dict[str, Any] = {"direction": request.direction, "enough": request.model.cap.tokens}
+    try:
+        yield from request.model.tokenizer.encode_chunks(flat, **options)
+    except TokenizationFailed as error:
+        raise Invalid([_failed(error.args[0], bounds)]) from None
 
 
 def _failed(flat_index: int, bounds: list[int]) -> Problem:

@@ -29,7 +29,7 @@ TEI_FIELDS = (
 class RerankRequest:
     """A body of /v1/rerank that passed the field phase. `given` are the documents as they were sent.
 
-    `name` is what the client calls the list of them.
+    `name` is what the client calls the list of them. `truncate` is for documents, `cuts_query` for the query.
     """
 
     model: ServedModel
@@ -41,6 +41,7 @@ class RerankRequest:
     max_tokens_per_doc: int | None
     raw_scores: bool
     truncate: bool
+    cuts_query: bool
     direction: str
     name: str = "documents"
 
@@ -94,6 +95,7 @@ def _read(body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: Req
         # TEI's clients expect a sigmoid of a cross-encoder, unless they ask for its logit.
         raw_scores=raw_scores is not False if name == "documents" or model.scorer != LOGIT else raw_scores is True,
         truncate=most is not None or (rules.auto_truncate if truncate is None else truncate),
+        cuts_query=rules.auto_truncate if truncate is None else truncate,
         direction=direction,
         name=name,
     )

@@ -1,19 +1,22 @@
 """The texts of a rerank request as the engine's sequences, every length checked (http.md sections 5 and 9)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from ffwd_ort.engine import sequences
 from ffwd_ort.engine.scoring import LOGIT, SCORERS
 from ffwd_ort.engine.sequences import Floats
+from ffwd_ort.engine.tokenization import Encoded, EncodedPair
 from ffwd_ort.errors import TokenizationFailed
 from ffwd_ort.server.errors import Invalid, Problem
-from ffwd_ort.server.fields import RequestRules, over_request_limit
+from ffwd_ort.server.fields import RequestRules, Tally, too_long
 from ffwd_ort.server.rerank_fields import RerankRequest
 
 QUERY = ("query",)
+Text = TypeVar("Text", Encoded, EncodedPair)
 
 
 @dataclass(frozen=True)
@@ -34,86 +37,90 @@ def rerank_tokens(request: RerankRequest, rules: RequestRules) -> RerankWork:
 
 def _pairs(request: RerankRequest, rules: RequestRules) -> RerankWork:
     """Make one sequence of the query and each document."""
-    model = request.model
-    try:
-        pairs = model.tokenizer.encode_pairs(
-            request.query,
-            request.documents,
-            max_length=model.cap.tokens if request.truncate else None,
-            max_document=request.max_tokens_per_doc,
-            direction=request.direction,
-        )
-    except TokenizationFailed as error:
-        where = QUERY if error.args[0] is None else (request.name, error.args[0])
-        raise Invalid([_failed(where)]) from None
+    model, cap, tally = request.model, request.model.cap, Tally(rules)
+    pairs: list[EncodedPair] = []
+    problems: list[Problem] = []
     ends = model.tokenizer.pair_specials - model.tokenizer.specials
-    least = pairs[0].query + 1 + ends  # with one document token
-    if least > model.cap.tokens:
-        raise Invalid([_too_long(request, QUERY, least)])
-    lengths = [len(pair.ids) for pair in pairs]
-    problems = _long_documents(request, lengths, [pair.counted for pair in pairs])
-    _check(problems, request.name, sum(lengths), rules)
+    for pair in _failures(request.name, _encoded_pairs(request)):
+        least = pair.query + 1 + ends  # with one document token
+        if least > cap.tokens:
+            raise Invalid([too_long(QUERY, "query", least, cap, at_least=pair.at_least)])
+        if len(pair.ids) > cap.tokens:
+            where = (request.name, len(pairs))
+            problems.append(too_long(where, "document", pair.counted, cap, at_least=pair.at_least))
+        pairs.append(pair)
+        if not tally.add(len(pair.ids), admitted=True):
+            break
+    _check([], tally.problem(request.name), problems)
     return RerankWork(
         sequences=model.pair_sequences(pairs),
         score=lambda vectors: np.stack(vectors)[:, 0],
         query_tokens=pairs[0].query * len(pairs),
-        total_tokens=sum(lengths),
+        total_tokens=tally.total,
         cut=sum(pair.truncated for pair in pairs),
+    )
+
+
+def _encoded_pairs(request: RerankRequest) -> Iterator[EncodedPair]:
+    model = request.model
+    return model.tokenizer.encode_pairs(
+        request.query,
+        request.documents,
+        max_length=model.cap.tokens if request.truncate else None,
+        max_document=request.max_tokens_per_doc,
+        direction=request.direction,
+        enough=model.cap.tokens,
     )
 
 
 def _texts(request: RerankRequest, rules: RequestRules) -> RerankWork:
     """Make a sequence of the query, and one of each document."""
-    model, cap = request.model, request.model.cap.tokens
+    model, cap, tally = request.model, request.model.cap, Tally(rules)
     scorer = SCORERS[model.scorer or ""]
-    most = cap if request.truncate else None
-    most_of_document = most
+    most = cap.tokens if request.truncate else None
     if request.max_tokens_per_doc is not None:
-        most_of_document = min(cap, max(request.max_tokens_per_doc, scorer.least(model)))
-    where: tuple[str, ...] = QUERY
-    try:
-        (query,) = scorer.encode(model, [request.query], query=True, max_length=most, direction=request.direction)
-        where = (request.name,)
-        documents = scorer.encode(
-            model, request.documents, query=False, max_length=most_of_document, direction=request.direction
-        )
-    except TokenizationFailed as error:
-        raise Invalid([_failed(where if where == QUERY else (*where, error.args[0]))]) from None
-    problems = [_too_long(request, QUERY, query.counted)] if len(query.ids) > cap else []
-    problems += _long_documents(request, [len(text.ids) for text in documents], [text.counted for text in documents])
+        most = min(cap.tokens, max(request.max_tokens_per_doc, scorer.least(model)))
+    most_of_query = cap.tokens if request.cuts_query else None
+    options = {"direction": request.direction}
+    (query,) = _failures(
+        "query", scorer.encode(model, [request.query], query=True, max_length=most_of_query, **options), bare=True
+    )
+    problems: list[Problem] = []
+    documents: list[Encoded] = []
+    for text in _failures(
+        request.name, scorer.encode(model, request.documents, query=False, max_length=most, **options)
+    ):
+        if len(text.ids) > cap.tokens:
+            where = (request.name, len(documents))
+            problems.append(too_long(where, "document", text.counted, cap, at_least=text.at_least))
+        documents.append(text)
+        if not tally.add(len(text.ids), admitted=True):
+            break
     made = scorer.sequences(model, query, documents)
-    total = sum(sequence.length for sequence in made)
-    _check(problems, request.name, total, rules)
+    tally.add(made[0].length, admitted=True)
+    long_query = len(query.ids) > cap.tokens
+    ours = [too_long(QUERY, "query", query.counted, cap, at_least=query.at_least)] if long_query else []
+    _check(ours, tally.problem(request.name), problems)
     return RerankWork(
         sequences=made,
         score=scorer.score,
         query_tokens=made[0].length,
-        total_tokens=total,
+        total_tokens=tally.total,
         cut=sum(text.truncated for text in (query, *documents)),
     )
 
 
-def _long_documents(request: RerankRequest, lengths: list[int], counted: list[int]) -> list[Problem]:
-    cap = request.model.cap.tokens
-    return [_too_long(request, (request.name, index), counted[index]) for index, n in enumerate(lengths) if n > cap]
+def _failures(name: str, texts: Iterator[Text], *, bare: bool = False) -> Iterator[Text]:
+    """Pass texts on; say of one that cannot be tokenised where it stands."""
+    try:
+        yield from texts
+    except TokenizationFailed as error:
+        where = QUERY if error.args[0] is None else (name,) if bare else (name, error.args[0])
+        raise Invalid([Problem(where, "tokenization failed", "value_error.tokenization")]) from None
 
 
-def _too_long(request: RerankRequest, where: tuple[str | int, ...], counted: int) -> Problem:
-    cap = request.model.cap
-    name = "query" if where == QUERY else "document"
-    message = f"{name} exceeds {cap.tokens} token limit (counted {counted}; bound by {cap.bound_by})"
-    return Problem(where, message, "value_error.context_length")
-
-
-def _failed(where: tuple[str | int, ...]) -> Problem:
-    return Problem(where, "tokenization failed", "value_error.tokenization")
-
-
-def _check(problems: list[Problem], name: str, total: int, rules: RequestRules) -> None:
-    """Raise Invalid with the problems, that of the whole request first among the documents'."""
-    over = over_request_limit(name, total, rules)
-    if over is not None:
-        queries = [problem for problem in problems if problem.loc == QUERY]
-        problems = [*queries, over, *(problem for problem in problems if problem.loc != QUERY)]
+def _check(query: list[Problem], over: Problem | None, documents: list[Problem]) -> None:
+    """Raise Invalid with all problems in their order, if there are any."""
+    problems = [*query, *([over] if over else []), *documents]
     if problems:
         raise Invalid(problems)

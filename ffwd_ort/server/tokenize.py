@@ -1,23 +1,27 @@
 """POST /v1/tokenize: the ids that a request would encode, and whether they go over a limit. Nothing is run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import falcon
 
 from ffwd_ort.engine.maxsim import query_sequence
-from ffwd_ort.engine.model import ServedModel
+from ffwd_ort.engine.model import Cap, ServedModel
 from ffwd_ort.engine.scoring import MAXSIM, SCORERS
 from ffwd_ort.engine.sequences import Ids
+from ffwd_ort.engine.tokenization import Encoded
 from ffwd_ort.errors import TokenizationFailed
 from ffwd_ort.families import CONTEXTUAL, CROSS_ENCODER, LATE
 from ffwd_ort.server import responses
 from ffwd_ort.server.errors import Invalid, Problem
-from ffwd_ort.server.fields import MISSING, RequestRules, read_boolean, read_direction, read_model
+from ffwd_ort.server.fields import MISSING, RequestRules, read_boolean, read_direction, read_model, too_long
 from ffwd_ort.server.middleware import Timing
 from ffwd_ort.server.route import ModelRoute
 from ffwd_ort.server.validation import read_input, read_prompt_name, read_text_type
+
+# Ids that one answer lists: far above every cap. A body of 64 MiB could ask for 33 million.
+MOST_LISTED = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -69,45 +73,50 @@ def _query(body: Mapping[str, Any], model: ServedModel | None, problems: list[Pr
     return None
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """One text's ids, and how many there were before a cut."""
-
-    ids: Ids
-    counted: int
-
-
-def tokens_of(request: TokenizeRequest) -> list[Tokens]:
-    """Tokenise as a request would; raise Invalid for a text that becomes no token."""
-    model, texts = request.model, request.texts
-    most = model.cap.tokens if request.truncate else None
-    options: dict[str, Any] = {"max_length": most, "direction": request.direction}
+def tokens_of(request: TokenizeRequest) -> list[Encoded]:
+    """Tokenise as a request would; raise Invalid for a text that becomes no token, or more than can be listed."""
+    found: list[Encoded] = []
+    listed = 0
     try:
-        if request.query is not None:
-            pairs = model.tokenizer.encode_pairs(request.query, texts, **options)
-            return [Tokens(pair.ids, pair.counted) for pair in pairs]
-        if model.kind == CONTEXTUAL:
-            chunks = model.tokenizer.encode_chunks(texts)
-            return [Tokens(_cut(ids, most, request.direction), len(ids)) for ids in chunks]
-        if model.kind == LATE:
-            return _late(request, options)
-        prompt = model.prompt_for(request.text_type, request.prompt_name)
-        encoded = model.tokenizer.encode(texts, prompt=prompt, **options)
-        return [Tokens(text.ids, text.counted) for text in encoded]
+        for text in _encoded(request):
+            listed += len(text.ids)
+            found.append(text)
+            if text.at_least or listed > MOST_LISTED:
+                place = ("input",) if request.bare else ("input", len(found) - 1)
+                cap = Cap(MOST_LISTED, "what one answer lists")
+                raise Invalid([too_long(place, "input", listed, cap, at_least=True)])
     except TokenizationFailed as error:
-        place: tuple[str | int, ...] = ("input",) if request.bare else ("input", error.args[0])
+        place = ("input",) if request.bare else ("input", error.args[0])
         where = ("query",) if error.args[0] is None else place
         raise Invalid([Problem(where, "tokenization failed", "value_error.tokenization")]) from None
+    return found
 
 
-def _late(request: TokenizeRequest, options: dict[str, Any]) -> list[Tokens]:
-    model, query = request.model, request.text_type == "query"
-    encoded = SCORERS[MAXSIM].encode(model, request.texts, query=query, **options)
-    late = model.manifest.late
-    if not query or late is None:
-        return [Tokens(text.ids, text.counted) for text in encoded]
-    padded = [query_sequence(text.ids, late, model.normalize).ids for text in encoded]
-    return [Tokens(ids, max(text.counted, len(ids))) for ids, text in zip(padded, encoded, strict=True)]
+def _encoded(request: TokenizeRequest) -> Iterator[Encoded]:
+    model, texts = request.model, request.texts
+    most = model.cap.tokens if request.truncate else None
+    options: dict[str, Any] = {"direction": request.direction, "enough": MOST_LISTED if most is None else most}
+    if request.query is not None:
+        for pair in model.tokenizer.encode_pairs(request.query, texts, max_length=most, **options):
+            yield Encoded(pair.ids, pair.counted, pair.at_least and most is None)
+    elif model.kind == CONTEXTUAL:
+        for chunk in model.tokenizer.encode_chunks(texts, **options):
+            yield Encoded(_cut(chunk.ids, most, request.direction), chunk.counted, chunk.at_least and most is None)
+    elif model.kind == LATE:
+        yield from _late(request, most)
+    else:
+        prompt = model.prompt_for(request.text_type, request.prompt_name)
+        for text in model.tokenizer.encode_each(texts, prompt=prompt, max_length=most, **options):
+            yield Encoded(text.ids, text.counted, text.at_least and most is None)
+
+
+def _late(request: TokenizeRequest, most: int | None) -> Iterator[Encoded]:
+    model, late = request.model, request.model.manifest.late
+    query = request.text_type == "query"
+    options: dict[str, Any] = {"max_length": most, "direction": request.direction}
+    for text in SCORERS[MAXSIM].encode(model, request.texts, query=query, **options):
+        ids = query_sequence(text.ids, late, model.normalize).ids if query and late is not None else text.ids
+        yield Encoded(ids, max(text.counted, len(ids)), text.at_least and most is None)
 
 
 def _cut(ids: Ids, most: int | None, direction: str) -> Ids:
@@ -140,7 +149,7 @@ class Tokenize(ModelRoute):
                     "index": i,
                     "token_count": len(text.ids),
                     "ids": text.ids.tolist(),
-                    "truncated": text.counted > len(text.ids),
+                    "truncated": text.truncated,
                     "exceeds_limit": over or len(text.ids) > cap,
                 }
                 for i, text in enumerate(texts)
@@ -148,4 +157,4 @@ class Tokenize(ModelRoute):
             label = request.model.label
             answer = {"object": "list", "model": label, "max_tokens": cap, "data": data, "total_tokens": total}
             resp.data = responses.encode(answer)
-        responses.report_cuts(resp, sum(text.counted > len(text.ids) for text in texts))
+        responses.report_cuts(resp, sum(text.truncated for text in texts))

@@ -3,7 +3,7 @@
 Three phases, each run only when the one before is clean: the body as JSON (fields.py), its fields, its tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from ffwd_ort.server.errors import Invalid, Problem
 from ffwd_ort.server.fields import (
     MISSING,
     RequestRules,
+    Tally,
     is_integer,
     over_request_limit,
     permitted,
@@ -25,6 +26,7 @@ from ffwd_ort.server.fields import (
     read_enum,
     read_format,
     read_model,
+    too_long,
     too_many,
 )
 
@@ -250,7 +252,7 @@ def _token_ids(
         problems.append(Problem((name,), TOKEN_IDS_REFUSED, "type_error.token_ids"))
         return None
     # Before each id is looked at: millions of them would make as many problems.
-    over = over_request_limit(name, sum(map(len, lists)), rules)
+    over = over_request_limit(name, sum(map(len, lists)), rules.max_request_tokens)
     if over is not None:
         problems.append(over)
         return None
@@ -272,37 +274,36 @@ def _token_ids(
 
 def tokens(request: EmbeddingsRequest, rules: RequestRules) -> list[Encoded]:
     """Tokenise a request and check every length; raise Invalid with every problem."""
-    model = request.model
-    if request.token_ids is not None:
-        encoded = [_given(ids, request) for ids in request.token_ids]
-    else:
-        encoded = _tokenise(request)
-    cap = model.cap
-    problems = [
-        Problem(
-            (request.name,) if request.bare else (request.name, index),
-            f"input exceeds {cap.tokens} token limit (counted {text.counted}; bound by {cap.bound_by})",
-            "value_error.context_length",
-        )
-        for index, text in enumerate(encoded)
-        if len(text.ids) > cap.tokens
-    ]
-    total = sum(len(text.ids) for text in encoded if len(text.ids) <= cap.tokens)
-    over = over_request_limit(request.name, total, rules)
+    cap, tally = request.model.cap, Tally(rules)
+    encoded: list[Encoded] = []
+    problems: list[Problem] = []
+    for index, text in enumerate(_tokenised(request)):
+        encoded.append(text)
+        fits = len(text.ids) <= cap.tokens
+        if not fits:
+            where: tuple[str | int, ...] = (request.name,) if request.bare else (request.name, index)
+            problems.append(too_long(where, "input", text.counted, cap, at_least=text.at_least))
+        if not tally.add(len(text.ids), admitted=fits):
+            break
+    over = tally.problem(request.name)
     problems = [over, *problems] if over else problems
     if problems:
         raise Invalid(problems)
     return encoded
 
 
-def _tokenise(request: EmbeddingsRequest) -> list[Encoded]:
+def _tokenised(request: EmbeddingsRequest) -> Iterator[Encoded]:
     model = request.model
+    if request.token_ids is not None:
+        yield from (_given(ids, request) for ids in request.token_ids)
+        return
     try:
-        return model.tokenizer.encode(
+        yield from model.tokenizer.encode_each(
             request.texts or [],
             prompt=request.prompt,
             max_length=model.cap.tokens if request.truncate else None,
             direction=request.direction,
+            enough=model.cap.tokens,
         )
     except TokenizationFailed as error:
         where: tuple[str | int, ...] = (request.name,) if request.bare else (request.name, error.args[0])

@@ -85,16 +85,19 @@ VALUES: dict[str, tuple[str, Any, str, Any, Look]] = {
     "--memory-utilization": ("0.05", 0.05, "1", 1.0, field("memory_utilization")),
     "--provider": ("cpu", "cpu", "numpy", "numpy", field("provider")),
     "--api-key": ("a,b", (b"a", b"b"), "c", (b"c",), field("api_keys")),
+    "--cors-origin": ("https://a", ("https://a",), "*", ("*",), field("cors_origin")),
+    "--log-format": ("json", "json", "text", "text", field("log_format")),
     "--validation-status": ("400", 400, "422", 422, field("validation_status")),
 }
 SWITCHES: dict[str, tuple[Any, Any, Look]] = {
     "--demo": (True, False, lambda settled: "demo" in [spec.label for spec in settled.models]),
     "--auto-truncate": (True, False, field("auto_truncate")),
     "--cuda": ("cuda", "auto", field("provider")),
+    "--metrics-public": (True, False, field("metrics_public")),
     "--verbose": (True, False, field("verbose")),
 }
 # Flags of which one value is available so far: only that another one is refused can be seen.
-SINGLE = {"--gpu-gemm-mode": "f32", "--gpu-weight-dtype": "f32", "--log-format": "text"}
+SINGLE = {"--gpu-gemm-mode": "f32", "--gpu-weight-dtype": "f32"}
 FILES = {"--api-key-file"}
 DEFAULTS: dict[str, Any] = {
     "api_keys": (),
@@ -116,6 +119,9 @@ DEFAULTS: dict[str, Any] = {
     "graceful_timeout": 30,
     "memory_utilization": 0.9,
     "validation_status": 422,
+    "cors_origin": (),
+    "metrics_public": False,
+    "log_format": "text",
     "verbose": False,
 }
 
@@ -258,7 +264,6 @@ LATER = [
     ("--gpu-gemm-mode", "16f"),
     ("--gpu-weight-dtype", "bf16"),
     ("--gpu-weight-dtype", "f16"),
-    ("--log-format", "json"),
 ]
 
 

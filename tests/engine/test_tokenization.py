@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ffwd_ort.engine.tokenization import Tokenizer
 from ffwd_ort.errors import BundleError, TokenizationFailed
 from ffwd_ort_conformance.hard_strings import HARD_STRINGS
-from ffwd_ort_conformance.tiny import long_text
+from ffwd_ort_conformance.tiny import WORDS, long_text
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +84,43 @@ def test_a_damaged_tokenizer_is_an_error_that_names_the_file(tmp_path: Path) -> 
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(BundleError, match=r"tokenizer\.json"):
         Tokenizer(tmp_path / "tokenizer.json")
+
+
+# --- texts that are far too long -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", ["right", "left"])
+def test_a_text_far_too_long_is_cut_as_the_whole_would_be(path: Path, direction: str) -> None:
+    tokenizer = Tokenizer(path)
+    text = " ".join(f"{word} tide {word}" for word in WORDS * 4000)
+    (whole,) = tokenizer.encode([text], max_length=100, direction=direction)
+    (part,) = tokenizer.encode([text], max_length=100, direction=direction, enough=100)
+    assert part.ids.tolist() == whole.ids.tolist() and len(part.ids) == 100
+    assert part.at_least and 100 < part.counted < whole.counted and not whole.at_least
+
+
+def test_a_long_text_of_few_tokens_is_looked_at_until_its_end(path: Path) -> None:
+    tokenizer = Tokenizer(path)
+    texts = [" " * 50_000 + "tide", "x" * 50_000, "tide" + " " * 50_000, "\n" * 9000 + "tide " * 90 + "\n" * 9000]
+    for text in texts:
+        (whole,), (part,) = tokenizer.encode([text]), tokenizer.encode([text], enough=100)
+        assert part.ids.tolist() == whole.ids.tolist() and part.counted == whole.counted and not part.at_least
+
+
+def test_long_texts_keep_their_places_among_short_ones(path: Path) -> None:
+    tokenizer = Tokenizer(path)
+    long = "tide " * 60_000
+    texts = ["kelp", long, "low water", long, "bay", *["a"] * 40, long]
+    counts = [text.at_least for text in tokenizer.encode(texts, enough=128)]
+    assert counts == [text is long for text in texts]
+    few = [tokenizer.encode([text])[0].ids.tolist() for text in texts if text is not long]
+    mine = tokenizer.encode(texts, enough=128)
+    assert [text.ids.tolist() for text in mine if not text.at_least] == few
+
+
+def test_a_bad_text_is_named_by_its_place_whatever_its_length(path: Path) -> None:
+    tokenizer = Tokenizer(path)
+    for bad in ("\ud800", "\ud800" + "tide " * 60_000):
+        with pytest.raises(TokenizationFailed) as caught:
+            tokenizer.encode(["fine", "tide " * 60_000, bad], enough=128)
+        assert caught.value.args == (2,)
