@@ -1,5 +1,7 @@
 """What this process may use: cores by affinity and cgroup, memory by cgroup and limits."""
 
+import contextlib
+import ctypes
 import math
 import os
 import resource
@@ -48,3 +50,18 @@ def resident_memory() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return 0
+
+
+M_ARENA_MAX = -8  # of malloc.h
+
+
+def keep_memory_together() -> None:
+    """Have glibc's allocator use two arenas instead of eight a core: hundreds of threads left 560 MiB in theirs."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(M_ARENA_MAX, 2)
+
+
+def give_memory_back() -> None:
+    """Have glibc's allocator return what it holds and nobody uses; takes milliseconds, and is for rare occasions."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

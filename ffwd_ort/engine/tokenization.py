@@ -12,7 +12,7 @@ from ffwd_ort.engine.sequences import Ids
 from ffwd_ort.errors import BundleError, TokenizationFailed
 
 # A text of more characters than this for each token that it may have is looked at in part first.
-CHARS_PER_TOKEN = 32
+CHARS_PER_TOKEN = 8
 SHORTEST_PART = 4096  # characters
 # Tokens near the end of a part may be others in the whole text.
 MARGIN = 64

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ffwd_ort.engine.machine import give_memory_back
 from ffwd_ort.server.errors import MAX_BODY_BYTES, HttpFault
 
 MIB = 1 << 20
@@ -96,6 +97,9 @@ def read_body(
         yield body
     finally:
         budget.give(held)
+        if held > LARGE_BODY:
+            body.clear()
+            give_memory_back()
 
 
 def _read_piece(stream: Any) -> bytes:

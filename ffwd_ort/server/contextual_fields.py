@@ -136,7 +136,7 @@ def document_tokens(request: ContextualRequest, rules: RequestRules) -> Document
             at_least = any(chunk.at_least for chunk in encoded)
             problems.append(too_long(("input", index), "document", counted, cap, at_least=at_least))
         # All documents count, as on every route but embeddings.
-        if not tally.add(length, admitted=True):
+        if not tally.add(length, admitted=True, far=any(chunk.at_least for chunk in encoded)):
             break
     over = tally.problem("input")
     problems = [over, *problems] if over else problems

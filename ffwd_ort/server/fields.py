@@ -11,6 +11,7 @@ from ffwd_ort.engine.vectors import CODECS
 from ffwd_ort.server.errors import Invalid, Problem
 
 MAX_DEPTH = 64
+FAR = 16  # a text that is far too long says more of its request than one that is a little
 USELESS = 2  # times the request limit: beyond it nothing more is counted, nearby the count is exact
 INT32 = range(-(2**31), 2**31)
 DIRECTIONS = {"right": "right", "left": "left", "Right": "right", "Left": "left"}
@@ -162,8 +163,8 @@ def too_many(name: str, count: int, most: int, bound_by: str) -> Problem:
 class Tally:
     """Counts a request's tokens as its texts are tokenised, and says when there are so many that it is no use.
 
-    Tokenising a body of 64 MiB to the end took 15 GB and a minute. `total` has the tokens of texts that are
-    admitted.
+    Tokenising a body of 64 MiB to the end took 15 GB and a minute. `total` has the tokens of texts that are admitted
+    to it.
     """
 
     def __init__(self, rules: RequestRules) -> None:
@@ -172,12 +173,10 @@ class Tally:
         self._stopped = False
         self.total = 0
 
-    def add(self, tokens: int, *, admitted: bool) -> bool:
-        """Count a text; tell whether there is any use in going on to the next."""
-        if admitted:
-            self.total += tokens
-        else:
-            self._wasted += tokens
+    def add(self, tokens: int, *, admitted: bool, far: bool = False) -> bool:
+        """Count a text; tell whether there is any use in going on. `far`: it is so long that not all was counted."""
+        self.total += tokens if admitted else 0
+        self._wasted += tokens * FAR if far else 0 if admitted else tokens
         self._stopped = self.total > USELESS * self._most or self._wasted > USELESS * self._most
         return not self._stopped
 

@@ -12,6 +12,7 @@ from typing import Any
 from ffwd_ort.bundle import Bundle
 from ffwd_ort.config import ServerConfig, bind_address
 from ffwd_ort.engine.engine import SERVING, STARTING, Engine
+from ffwd_ort.engine.machine import keep_memory_together
 from ffwd_ort.errors import FfwdError
 from ffwd_ort.loading import limits_of, make_engine, session_settings_of
 from ffwd_ort.server.app import Application, create_app
@@ -82,6 +83,7 @@ def start_engine(worker: Any) -> None:
 
     A worker that replaces another loads before it accepts, so that its sibling's death never shows.
     """
+    keep_memory_together()
     app: Application = worker.wsgi
     engine = app.engine
     bound = _bound_address(worker) if worker.age == 1 else None  # one of several speaks for all

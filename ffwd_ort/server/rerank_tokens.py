@@ -49,7 +49,7 @@ def _pairs(request: RerankRequest, rules: RequestRules) -> RerankWork:
             where = (request.name, len(pairs))
             problems.append(too_long(where, "document", pair.counted, cap, at_least=pair.at_least))
         pairs.append(pair)
-        if not tally.add(len(pair.ids), admitted=True):
+        if not tally.add(len(pair.ids), admitted=True, far=pair.at_least):
             break
     _check([], tally.problem(request.name), problems)
     return RerankWork(
@@ -94,7 +94,7 @@ def _texts(request: RerankRequest, rules: RequestRules) -> RerankWork:
             where = (request.name, len(documents))
             problems.append(too_long(where, "document", text.counted, cap, at_least=text.at_least))
         documents.append(text)
-        if not tally.add(len(text.ids), admitted=True):
+        if not tally.add(len(text.ids), admitted=True, far=text.at_least):
             break
     made = scorer.sequences(model, query, documents)
     tally.add(made[0].length, admitted=True)

@@ -21,7 +21,7 @@ from ffwd_ort.server.route import ModelRoute
 from ffwd_ort.server.validation import read_input, read_prompt_name, read_text_type
 
 # Ids that one answer lists: far above every cap. A body of 64 MiB could ask for 33 million.
-MOST_LISTED = 1 << 20
+MOST_LISTED = 1 << 18
 
 
 @dataclass(frozen=True)

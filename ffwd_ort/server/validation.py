@@ -283,7 +283,7 @@ def tokens(request: EmbeddingsRequest, rules: RequestRules) -> list[Encoded]:
         if not fits:
             where: tuple[str | int, ...] = (request.name,) if request.bare else (request.name, index)
             problems.append(too_long(where, "input", text.counted, cap, at_least=text.at_least))
-        if not tally.add(len(text.ids), admitted=fits):
+        if not tally.add(len(text.ids), admitted=fits, far=text.at_least):
             break
     over = tally.problem(request.name)
     problems = [over, *problems] if over else problems
