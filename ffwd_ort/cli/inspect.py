@@ -7,7 +7,9 @@ from ffwd_ort.bundle import Bundle, is_bundle, open_bundle, verify_hashes
 from ffwd_ort.cache import BundleCache
 from ffwd_ort.checkpoint import Checkpoint, read_checkpoint
 from ffwd_ort.errors import UsageError
-from ffwd_ort.export import plan_export
+from ffwd_ort.export import late_recipe, plan_export
+from ffwd_ort.families import LATE, ModelFamily
+from ffwd_ort.late import LateRecipe
 from ffwd_ort.sources import default_cache_dir, resolve
 
 
@@ -36,12 +38,15 @@ def _checkpoint_lines(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     yield "checkpoint", str(checkpoint.path)
     yield "family", f"{family.name} (model_type {checkpoint.model_type}, {', '.join(checkpoint.architectures)})"
     yield "kind", f"{export.admission.kind}, by {export.admission.evidence}"
-    yield (
-        "pooling",
-        " + ".join(export.pooling.modes) + ("" if export.pooling.include_prompt else ", without the prompt"),
-    )
+    if export.admission.kind == LATE:
+        yield "layout", _layout(late_recipe(checkpoint, family))
+    else:
+        without = "" if export.pooling.include_prompt else ", without the prompt"
+        yield "pooling", " + ".join(export.pooling.modes) + without
     yield "normalised", "yes" if export.normalize else "no"
-    yield "prompts", ", ".join(f"{k}={v!r}" for k, v in checkpoint.prompts.items()) or "none in its files"
+    if (activation := _activation(checkpoint)) is not None:
+        yield "activation", f"{activation} in its files: never applied, scores are raw logits"
+    yield "prompts", _prompts(checkpoint, family)
     yield "default prompt", checkpoint.default_prompt_name or "none"
     yield "tokens a text", f"{capacity} (model positions)"
     if trained is not None:
@@ -50,6 +55,28 @@ def _checkpoint_lines(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     yield "Matryoshka", _matryoshka(checkpoint.matryoshka_dims)
     yield "weights", ", ".join(path.name for path in checkpoint.weight_files)
     yield "tokenizer", checkpoint.tokenizer_file.name
+
+
+def _layout(recipe: LateRecipe) -> str:
+    seen = "which the others see" if recipe.attend else "which score but are not seen"
+    padding = f"padded to {recipe.query_length} tokens, {seen}" if recipe.query_length else "not padded"
+    markers = f"markers {recipe.query_marker!r} and {recipe.document_marker!r}"
+    return f"queries {padding}; {markers}; {len(recipe.skip_words)} words of documents do not score"
+
+
+def _activation(checkpoint: Checkpoint) -> str | None:
+    """Name the activation that sentence-transformers would put on a cross-encoder's logit."""
+    newer = checkpoint.config.get("sentence_transformers")
+    named = newer.get("activation_fn") if isinstance(newer, dict) else None
+    named = named or checkpoint.config.get("sbert_ce_default_activation_function")
+    return str(named) if named and checkpoint.is_cross_encoder else None
+
+
+def _prompts(checkpoint: Checkpoint, family: ModelFamily) -> str:
+    for prompts, whose in ((checkpoint.prompts, ""), (family.prompts, " (the family's, its files have none)")):
+        if prompts:
+            return ", ".join(f"{k}={v!r}" for k, v in prompts.items()) + whose
+    return "none in its files; :query= or :prompts= gives some, a model's name never does"
 
 
 def _matryoshka(dims: tuple[int, ...] | None) -> str:

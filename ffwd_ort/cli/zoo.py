@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from ffwd_ort.families import ModelFamily, families
+from ffwd_ort.families import CONTEXTUAL, EMBEDDING, LATE, ModelFamily, families
 
-HEADER = ("family", "model_type", "pooling", "normalised", "terminal", "prompts", "api")
+HEADER = ("family", "model_type", "kinds", "pooling", "normalised", "terminal", "prompts", "api")
 
 
 def rows() -> Iterator[tuple[str, ...]]:
@@ -13,12 +13,22 @@ def rows() -> Iterator[tuple[str, ...]]:
         yield (
             family.name,
             ", ".join(family.model_types),
+            ", ".join(_kinds(family)),
             family.pooling,
             "yes" if family.normalize else "no",
             _code(family.terminal) if family.terminal else "as the tokenizer says",
             ", ".join(_prompts(family)) or "none",
             ", ".join(family.api_modes),
         )
+
+
+def _kinds(family: ModelFamily) -> Iterator[str]:
+    """Yield the kinds of label that a family's checkpoints can be; late needs a Dense module on every token."""
+    yield from (EMBEDDING, LATE)
+    if family.separator:
+        yield CONTEXTUAL
+    if family.rerankers:
+        yield "reranker"
 
 
 def _prompts(family: ModelFamily) -> Iterator[str]:

@@ -14,6 +14,8 @@ from ffwd_ort.bundle import open_bundle, verify_hashes
 from ffwd_ort.cli.main import main, make_parser
 from ffwd_ort.version import VERSION
 from ffwd_ort_conformance.tiny import TinyBert, write_bert, write_json
+from ffwd_ort_conformance.tiny_families import write_cross_encoder
+from ffwd_ort_conformance.tiny_late import write_colbert
 
 SUBCOMMANDS = (
     ["export"],
@@ -140,6 +142,25 @@ def test_inspect_says_what_a_checkpoint_is_and_how_it_would_be_served(
     }
 
 
+def test_inspect_says_how_late_texts_are_laid_out_and_which_activation_is_not_applied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = ["--cache-dir", str(tmp_path / "cache")]
+    late = write_colbert(tmp_path / "late")
+    assert main(["inspect", str(late), *cache]) == 0
+    lines = said(capsys)
+    assert lines["kind"] == "late, by its late-interaction files" and "pooling" not in lines
+    assert lines["layout"] == (
+        "queries padded to 16 tokens, which score but are not seen; markers '[Q] ' and '[D] '; "
+        "31 words of documents do not score"
+    )
+    ce = write_cross_encoder(tmp_path / "ce", "bert")
+    config = json.loads((ce / "config.json").read_text())
+    write_json(ce / "config.json", config | {"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}})
+    assert main(["inspect", str(ce), *cache]) == 0
+    assert said(capsys)["activation"].startswith("torch.nn.Sigmoid in its files: never applied")
+
+
 def test_inspect_of_a_bare_checkpoint_says_that_the_family_decides(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,7 +170,7 @@ def test_inspect_of_a_bare_checkpoint_says_that_the_family_decides(
     lines = said(capsys)
     assert lines["pooling"] == "mean, without the prompt"
     assert lines["weights"] == "model-00001-of-00002.safetensors, model-00002-of-00002.safetensors"
-    assert (lines["prompts"], lines["default prompt"]) == ("none in its files", "none")
+    assert lines["prompts"].startswith("none in its files; :query= or :prompts=") and lines["default prompt"] == "none"
     (folder / "modules.json").unlink()
     shutil.rmtree(folder / "1_Pooling")
     write_json(
