@@ -1,6 +1,6 @@
 """The Python API: the server's engine without HTTP."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +10,7 @@ import numpy as np
 
 from ffwd_ort.cache import BundleCache
 from ffwd_ort.config import POOLING, ModelSpec
-from ffwd_ort.engine.engine import Engine
+from ffwd_ort.engine.engine import Engine, StepDone
 from ffwd_ort.engine.machine import available_cores
 from ffwd_ort.engine.maxsim import document_sequence, maxsim, query_sequence
 from ffwd_ort.engine.model import Limits, ServedModel
@@ -65,6 +65,10 @@ class _Local:
     def provider(self) -> str:
         """The provider in use, as the runtime reports it."""
         return self._engine.models[self._label].runner.provider
+
+    def on_step(self, seen: Callable[[StepDone], None]) -> None:
+        """Have every encode step told to a function, on the engine's thread: shape, tokens, time."""
+        self._engine.on_step = seen
 
     def close(self) -> None:
         """End the engine; calling it again does nothing."""

@@ -46,6 +46,18 @@ def make_parser() -> Parser:
     conformance.add_argument("--report", type=Path, metavar="F.json", help="write what was found as JSON, too")
     conformance.set_defaults(run=run_conformance)
 
+    bench = commands.add_parser("bench", help="load a running server, or the engine: vectors/s, latencies, fill")
+    bench.add_argument("target", metavar="URL|SRC", help="http://HOST:PORT of a server, or a source to load here")
+    bench.add_argument("--model", metavar="LABEL", help="the server's label; may be left out where there is one")
+    bench.add_argument("--concurrency", type=int, default=8, metavar="N", help="clients at a time (default 8)")
+    bench.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long (default 10)")
+    bench.add_argument("--batch", type=int, default=1, metavar="N", help="texts a request (default 1)")
+    bench.add_argument("--words", type=int, default=8, metavar="N", help="words a text (default 8)")
+    bench.add_argument("--file", type=Path, metavar="F.txt", help="texts, one a line, instead")
+    bench.add_argument("--api-key", metavar="KEY")
+    bench.add_argument("--json", action="store_true", help="the figures as one JSON object")
+    bench.set_defaults(run=run_bench)
+
     models = commands.add_parser("models", help="families, exporters and plugins, and where they came from")
     models.add_argument("--markdown", action="store_true", help="the families as the README's table")
     models.set_defaults(run=run_models)
@@ -61,7 +73,7 @@ def make_parser() -> Parser:
     remove.add_argument("--all", action="store_true", help="every one")
     listing.set_defaults(run=run_cache_ls)
     remove.set_defaults(run=run_cache_rm)
-    for command in (export, inspect, conformance, listing, remove):
+    for command in (export, inspect, conformance, bench, listing, remove):
         command.add_argument("--cache-dir", type=Path, metavar="DIR", help="another cache folder")
     return parser
 
@@ -106,6 +118,19 @@ def run_conformance(arguments: Any) -> None:
     from ffwd_ort.cli import conformance
 
     conformance.run_conformance(arguments.source, arguments.reference, arguments.report, arguments.cache_dir)
+
+
+def run_bench(arguments: Any) -> None:
+    """Measure and print."""
+    from ffwd_ort.cli.bench import Load, make_texts, measure, read_texts, report
+
+    for name, least in (("concurrency", 1), ("seconds", 0.1), ("batch", 1), ("words", 1)):
+        if getattr(arguments, name) < least:
+            raise UsageError(f"--{name} {getattr(arguments, name)}: at least {least} is permitted")
+    texts = read_texts(arguments.file) if arguments.file else make_texts(arguments.words)
+    load = Load(arguments.concurrency, arguments.seconds, arguments.batch, texts)
+    options = {"model": arguments.model, "api_key": arguments.api_key, "cache_dir": arguments.cache_dir}
+    report(measure(arguments.target, load, **options), arguments.json)
 
 
 def run_models(arguments: Any) -> None:
