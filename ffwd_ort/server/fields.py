@@ -148,6 +148,19 @@ def read_boolean(body: Mapping[str, Any], name: str, problems: list[Problem]) ->
     return None
 
 
+def read_query(body: Mapping[str, Any], problems: list[Problem]) -> str | None:
+    """Read `query`, a text; None where it is wrong. Whether it must be there is the caller's to say."""
+    value = body["query"]
+    where = ("query",)
+    if not isinstance(value, str):
+        problems.append(Problem(where, "query must be a string", "type_error.string"))
+    elif not value:
+        problems.append(Problem(where, "query must not be empty", "value_error.empty"))
+    else:
+        return value
+    return None
+
+
 def read_direction(body: Mapping[str, Any], problems: list[Problem]) -> str:
     """Read which end of an over-long text is cut."""
     given = read_enum(body, "truncation_direction", ("right", "left"), problems, also=DIRECTIONS)

@@ -14,6 +14,7 @@ from ffwd_ort.server.fields import (
     read_boolean,
     read_direction,
     read_model,
+    read_query,
     too_many,
 )
 
@@ -102,17 +103,10 @@ def _read(body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: Req
 
 
 def _query(body: Mapping[str, Any], problems: list[Problem]) -> str:
-    value = body.get("query", MISSING)
-    where = ("query",)
-    if value is MISSING:
-        problems.append(Problem(where, "field required", "missing"))
-    elif not isinstance(value, str):
-        problems.append(Problem(where, "query must be a string", "type_error.string"))
-    elif not value:
-        problems.append(Problem(where, "query must not be empty", "value_error.empty"))
-    else:
-        return value
-    return ""
+    if "query" not in body:
+        problems.append(Problem(("query",), "field required", "missing"))
+        return ""
+    return read_query(body, problems) or ""
 
 
 def _documents(

@@ -15,7 +15,7 @@ from ffwd_ort.errors import TokenizationFailed
 from ffwd_ort.families import CONTEXTUAL, CROSS_ENCODER, LATE
 from ffwd_ort.server import responses
 from ffwd_ort.server.errors import Invalid, Problem
-from ffwd_ort.server.fields import MISSING, RequestRules, read_boolean, read_direction, read_model, too_long
+from ffwd_ort.server.fields import RequestRules, read_boolean, read_direction, read_model, read_query, too_long
 from ffwd_ort.server.middleware import Timing
 from ffwd_ort.server.route import ModelRoute
 from ffwd_ort.server.validation import read_input, read_prompt_name, read_text_type
@@ -57,20 +57,13 @@ def tokenize_request(
 
 
 def _query(body: Mapping[str, Any], model: ServedModel | None, problems: list[Problem]) -> str | None:
-    value = body.get("query", MISSING)
-    where = ("query",)
-    if value is MISSING:
+    if "query" not in body:
         return None
     if model is not None and model.kind != CROSS_ENCODER:
         only = "query is only supported for cross-encoder models"
-        problems.append(Problem(where, only, "extra_fields"))
-    elif not isinstance(value, str):
-        problems.append(Problem(where, "query must be a string", "type_error.string"))
-    elif not value:
-        problems.append(Problem(where, "query must not be empty", "value_error.empty"))
-    else:
-        return value
-    return None
+        problems.append(Problem(("query",), only, "extra_fields"))
+        return None
+    return read_query(body, problems)
 
 
 def tokens_of(request: TokenizeRequest) -> list[Encoded]:
