@@ -20,6 +20,7 @@ from ffwd_ort.server.info import Info, Page
 from ffwd_ort.server.metrics import Metrics
 from ffwd_ort.server.middleware import Account, Admission, Gate, PostResource, Resource
 from ffwd_ort.server.models import Models
+from ffwd_ort.server.openapi import Docs, OpenApi
 from ffwd_ort.server.rerank import EitherRerank, Rerank
 from ffwd_ort.server.status import Health, Live, Ready
 from ffwd_ort.server.tokenize import Tokenize
@@ -70,6 +71,8 @@ def create_app(engine: Engine, config: ServerConfig) -> Application:
         "/v1/chat/completions": Generation(),
         "/v1/completions": Generation(),
         "/info": Info(engine, config),
+        "/openapi.json": OpenApi(),
+        "/docs": Docs(),
         "/metrics": Page(metrics, config.metrics_public),
         "/health": Health(*status),
         "/ready": Ready(*status),
