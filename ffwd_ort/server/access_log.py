@@ -8,7 +8,7 @@ import orjson
 
 
 class AccessLog:
-    """Writes lines as text, or as JSON objects. Successful GETs are left out unless `verbose`."""
+    """Writes lines as text or as JSON. GETs that succeed, or ask for the state, are left out unless `verbose`."""
 
     def __init__(self, form: str = "text", verbose: bool = False, stream: TextIO | None = None) -> None:
         self._json = form == "json"

@@ -173,8 +173,8 @@ class Gate:
         route = NO_ROUTE if resource is None else (req.uri_template or NO_ROUTE).replace(":path}", "}")
         seconds = time.monotonic() - timing.began if timing is not None else None
         self._metrics.answered(route, account.label, status, account.refusal, seconds)
-        quiet = status < 400 and resource is not None and "GET" in resource.methods
-        self._access.write(name, req.method, route, status, account, timing, quiet=quiet)
+        asks_state = resource is not None and "GET" in resource.methods and (resource.public or status < 400)
+        self._access.write(name, req.method, route, status, account, timing, quiet=asks_state)
 
     def _allow_origin(self, req: falcon.Request, resp: falcon.Response, resource: Any) -> None:
         """Let a browser's script of a permitted origin read the answer; credentials are never allowed."""
