@@ -37,10 +37,16 @@ class Reply:
 class Server:
     """ffwd-server on a free port. Its output goes to a file, so that a full pipe never blocks it."""
 
-    def __init__(self, arguments: Sequence[str], log: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        env: dict[str, str] | None = None,
+        module: str = "ffwd_ort.cli.server",
+    ) -> None:
         self.port = free_port()
         self.log = log
-        command = [sys.executable, "-m", "ffwd_ort.cli.server", *arguments, "--port", str(self.port)]
+        command = [sys.executable, "-m", module, *arguments, "--port", str(self.port)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
