@@ -116,11 +116,11 @@ def test_the_commands_run_from_the_wheel_away_from_the_repository(installed: Pat
 def test_the_servers_assets_are_in_the_wheel(installed: Path, tmp_path: Path) -> None:
     script = (
         "from importlib.resources import files\n"
-        "from ffwd_ort.server.openapi import page\n"
+        "from ffwd_ort.server.documents import Docs, OpenApi\n"
         "dashboard = files('ffwd_ort.server').joinpath('grafana-dashboard.json').read_bytes()\n"
-        "print(len(page()) > 1000, len(dashboard) > 1000)\n"
+        "print(len(Docs().data) > 1000, len(OpenApi().data) > 1000, len(dashboard) > 1000)\n"
     )
-    assert run(installed / "python", "-c", script, cwd=tmp_path) == "True True\n"
+    assert run(installed / "python", "-c", script, cwd=tmp_path) == "True True True\n"
 
 
 def test_what_is_imported_is_the_wheel_and_not_the_repository(installed: Path, tmp_path: Path) -> None:

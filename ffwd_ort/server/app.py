@@ -13,6 +13,7 @@ from ffwd_ort.server import responses
 from ffwd_ort.server.access_log import AccessLog
 from ffwd_ort.server.body import BodyBudget
 from ffwd_ort.server.contextual import Contextualized
+from ffwd_ort.server.documents import Docs, OpenApi
 from ffwd_ort.server.embeddings import Embed, Embeddings
 from ffwd_ort.server.errors import HttpFault, Invalid, fault_of
 from ffwd_ort.server.fields import RequestRules
@@ -20,7 +21,6 @@ from ffwd_ort.server.info import Info, Page
 from ffwd_ort.server.metrics import Metrics
 from ffwd_ort.server.middleware import Account, Admission, Gate, PostResource, Resource
 from ffwd_ort.server.models import Models
-from ffwd_ort.server.openapi import Docs, OpenApi
 from ffwd_ort.server.rerank import EitherRerank, Rerank
 from ffwd_ort.server.status import Health, Live, Ready
 from ffwd_ort.server.tokenize import Tokenize
