@@ -117,7 +117,7 @@ def test_the_servers_assets_are_in_the_wheel(installed: Path, tmp_path: Path) ->
     script = (
         "from importlib.resources import files\n"
         "from ffwd_ort.server.documents import Docs, OpenApi\n"
-        "dashboard = files('ffwd_ort.server').joinpath('grafana-dashboard.json').read_bytes()\n"
+        "dashboard = files('ffwd_ort.server').joinpath('assets/grafana-dashboard.json').read_bytes()\n"
         "print(len(Docs().data) > 1000, len(OpenApi().data) > 1000, len(dashboard) > 1000)\n"
     )
     assert run(installed / "python", "-c", script, cwd=tmp_path) == "True True True\n"

@@ -53,8 +53,10 @@ def value(series: Series, name: str, **labels: str) -> float:
 
 
 def post(server: Server, body: object, path: str = "/v1/embeddings") -> int:
-    """Send on a connection of its own, so that either worker may take it."""
-    return server.request("POST", path, json.dumps(body).encode(), KEY).status
+    """Send on a connection of its own, so that either worker may take it; again where that one is still loading."""
+    while (status := server.request("POST", path, json.dumps(body).encode(), KEY).status) == 503:
+        time.sleep(0.05)
+    return status
 
 
 @pytest.fixture
@@ -155,7 +157,7 @@ def test_a_line_is_logged_for_a_request_and_never_a_text_or_a_key(tiny: Path, se
 
 
 def test_the_dashboard_uses_only_series_that_exist(server: Server) -> None:
-    dashboard = json.loads(files("ffwd_ort.server").joinpath("grafana-dashboard.json").read_text())
+    dashboard = json.loads(files("ffwd_ort.server").joinpath("assets/grafana-dashboard.json").read_text())
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(expressions) >= 8
     existing = {name for name, _ in scrape(server)}
