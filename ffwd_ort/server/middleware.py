@@ -134,9 +134,11 @@ class Gate:
         self._origins = origins
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Settle the request's id before anything can fail."""
+        """Settle the request's id before anything can fail, and refuse paths that Falcon would take for others."""
         req.context.id = request_id(req.get_header("X-Request-Id"))
         req.context.account = Account()
+        if req.path.startswith("//"):
+            raise HttpFault("not_found")
 
     def process_resource(self, req: falcon.Request, resp: falcon.Response, resource: Any, params: Any) -> None:
         """Check method, key, state, declared body and admission, in this order."""

@@ -22,7 +22,7 @@ def vectors(reply: Reply) -> np.ndarray:
 
 
 def test_e01_e02_e03_unknown_paths_and_other_methods(edge: Server) -> None:
-    for path in ("/nope", "/v1/embeddings/"):
+    for path in ("/nope", "/v1/embeddings/", "//v1/embeddings", "//health"):
         assert (edge.request("POST", path, b"{}").status, edge.get(path).code) == (404, "not_found")
     reply = edge.request("GET", "/v1/embeddings", headers={"Accept": "text/html"})
     assert (reply.status, reply.code, reply.headers["allow"]) == (405, "method_not_allowed", "POST, OPTIONS")
