@@ -1,4 +1,6 @@
-"""A real server whose session fails, or is slow: `python -m tests.server.edge.faulty BUNDLE raise|slow --port N …`.
+"""A real server whose session fails, is slow or waits: `python -m tests.server.edge.faulty BUNDLE HOW --port N …`.
+
+HOW is `raise`, `slow`, `loading:GATE` or `running:GATE`; the last two wait until the file GATE is there.
 
 The session is handed in through `make_engine`, as any other provider would be.
 """
@@ -28,7 +30,7 @@ PATH = "/secret/place/model.onnx"
 
 
 class Faulty:
-    """A session that raises for one token, or takes its time once it has served its warm-up."""
+    """A session that raises for one token, or takes its time or waits once it has served its warm-up."""
 
     def __init__(self, inner: Runner, how: str) -> None:
         self._inner, self._how = inner, how
@@ -41,15 +43,25 @@ class Faulty:
             raise RuntimeError(f"node 7 of {PATH} failed")
         if self._how == "slow" and ids.any():  # the warm-up's texts are padding
             time.sleep(SLOW_SECONDS)
+        if ids.any():
+            wait_for(self._how, "running")
         return self._inner.run(feeds)
+
+
+def wait_for(how: str, stage: str) -> None:
+    """Wait for the gate, if this is the stage that has one."""
+    given, _, gate = how.partition(":")
+    while given == stage and not Path(gate).exists():
+        time.sleep(0.01)
 
 
 def main(bundle: str, how: str, *arguments: str) -> None:
     """Serve."""
-    given = vars(make_parser().parse_args(["--model", f"m={bundle}", *arguments]))
+    given = vars(make_parser().parse_args(["--model", f"m={bundle}:rerank=cosine", *arguments]))
     config = make_config(given)
 
     def open_session(opened: Bundle, chosen: SessionSettings) -> Runner:
+        wait_for(how, "loading")
         return Faulty(open_runner(opened, chosen), how)
 
     class Server(BaseApplication):  # type: ignore[misc]
