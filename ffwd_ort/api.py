@@ -161,7 +161,7 @@ class SentenceEncoder(_Local):
             _permit("text_type", text_type, TEXT_TYPES)
             if prompt_name is not None:
                 raise ValueError("prompt_name and text_type both select a prompt; give one")
-            if not model.routes_prompts:
+            if not model.routes_text_types:
                 raise ValueError(f"text_type={text_type!r}: this model has no query or document prompt")
         if prompt_name is not None:
             _permit("prompt_name", prompt_name, sorted(model.prompts))

@@ -98,9 +98,15 @@ class ServedModel:
         return self.prompts.get(name, "") if name else ""
 
     @property
-    def routes_prompts(self) -> bool:
-        """Whether `text_type` means anything to this label."""
-        return any(name in self.prompts for name in ("query", *DOCUMENT_PROMPTS))
+    def routes_text_types(self) -> bool:
+        """Whether `text_type` means anything to this label: another prompt, or another layout."""
+        routed = self.kind == EMBEDDING and any(name in self.prompts for name in ("query", *DOCUMENT_PROMPTS))
+        return routed or self.kind == LATE
+
+    @property
+    def names_prompts(self) -> bool:
+        """Whether `prompt_name` means anything to this label."""
+        return self.kind == EMBEDDING and bool(self.prompts)
 
     def sequences(self, encoded: list[Encoded], *, prompt: str = "", pooling: str | None = None) -> list[Sequence]:
         """Make the engine's sequences of tokenised texts."""

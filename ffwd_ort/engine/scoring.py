@@ -24,9 +24,19 @@ class Scorer(Protocol):
         """Return the tokens of a text of one token: with less room nothing of it would be left."""
 
     def encode(
-        self, model: ServedModel, texts: Seq[str], *, query: bool, max_length: int | None, direction: str
+        self,
+        model: ServedModel,
+        texts: Seq[str],
+        *,
+        query: bool,
+        max_length: int | None,
+        direction: str,
+        enough: int | None = None,
     ) -> Iterator[Encoded]:
-        """Tokenise queries, or documents, and cut them to `max_length`; raises TokenizationFailed."""
+        """Tokenise queries, or documents, and cut them to `max_length`; raises TokenizationFailed.
+
+        A text is not looked at beyond the label's cap, or `enough` tokens.
+        """
 
     def sequences(self, model: ServedModel, query: Encoded, documents: Seq[Encoded]) -> list[Sequence]:
         """Make the engine's sequences: the query's first."""
@@ -43,10 +53,18 @@ class Cosine:
         return model.tokenizer.specials + model.tokenizer.prompt_tokens(_prompt(model, False)) + 1
 
     def encode(
-        self, model: ServedModel, texts: Seq[str], *, query: bool, max_length: int | None, direction: str
+        self,
+        model: ServedModel,
+        texts: Seq[str],
+        *,
+        query: bool,
+        max_length: int | None,
+        direction: str,
+        enough: int | None = None,
     ) -> Iterator[Encoded]:
         """Tokenise as for vectors."""
-        options: dict[str, Any] = {"max_length": max_length, "direction": direction, "enough": model.cap.tokens}
+        enough = model.cap.tokens if enough is None else enough
+        options: dict[str, Any] = {"max_length": max_length, "direction": direction, "enough": enough}
         return model.tokenizer.encode_each(texts, prompt=_prompt(model, query), **options)
 
     def sequences(self, model: ServedModel, query: Encoded, documents: Seq[Encoded]) -> list[Sequence]:
@@ -72,14 +90,22 @@ class MaxSim:
         return model.tokenizer.specials + model.tokenizer.prompt_tokens(_prompt(model, False)) + 2
 
     def encode(
-        self, model: ServedModel, texts: Seq[str], *, query: bool, max_length: int | None, direction: str
+        self,
+        model: ServedModel,
+        texts: Seq[str],
+        *,
+        query: bool,
+        max_length: int | None,
+        direction: str,
+        enough: int | None = None,
     ) -> Iterator[Encoded]:
         """Tokenise and put the marker in."""
         late = _late(model)
         marker = late.query_marker if query else late.document_marker
         extra = marker is not None
         room = None if max_length is None else max_length - extra
-        options: dict[str, Any] = {"max_length": room, "direction": direction, "enough": model.cap.tokens}
+        enough = model.cap.tokens if enough is None else enough
+        options: dict[str, Any] = {"max_length": room, "direction": direction, "enough": enough}
         for text in model.tokenizer.encode_each(texts, prompt=_prompt(model, query), **options):
             yield Encoded(mark(text.ids, marker), text.counted + extra, text.at_least)
 

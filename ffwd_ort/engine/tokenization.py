@@ -41,7 +41,7 @@ class EncodedPair:
     """A query and a document in the tokenizer's own pair layout, after a cut of the document if there was one.
 
     `counted` and `at_least` are as for one text; `query` is the query's share: its tokens with the special ones up to
-    and including the separator behind it.
+    and including the separator behind it, and `query_at_least` is for it what `at_least` is for the pair.
     """
 
     ids: Ids
@@ -49,6 +49,7 @@ class EncodedPair:
     counted: int
     query: int
     at_least: bool = False
+    query_at_least: bool = False
 
     @property
     def truncated(self) -> bool:
@@ -137,7 +138,7 @@ class Tokenizer:
                 encoding.truncate(room, direction=direction)
             whole = self._tokenizer.post_process(left.encoding, encoding)
             ids, types = np.array(whole.ids, np.int32), np.array(whole.type_ids, np.int32)
-            yield EncodedPair(ids, types, counted, head, left.at_least or right.at_least)
+            yield EncodedPair(ids, types, counted, head, left.at_least or right.at_least, left.at_least)
 
     def encode_chunks(
         self, chunks: Sequence[str], *, direction: str = "right", enough: int | None = None

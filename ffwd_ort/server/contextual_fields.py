@@ -14,14 +14,13 @@ from ffwd_ort.server.errors import Invalid, Problem
 from ffwd_ort.server.fields import (
     MISSING,
     RequestRules,
-    Tally,
     read_boolean,
     read_dimensions,
     read_direction,
     read_format,
     read_model,
-    too_long,
 )
+from ffwd_ort.server.tally import Tally
 
 MAX_DOCUMENTS = 512
 MAX_CHUNKS = 16_000
@@ -118,30 +117,23 @@ def _document_problems(index: int, document: Any) -> list[Problem]:
 
 def document_tokens(request: ContextualRequest, rules: RequestRules) -> Documents:
     """Tokenise chunks, cut documents if asked to, and check every length; raise Invalid with every problem."""
-    cap, tally = request.model.cap, Tally(rules)
+    most = request.model.cap.tokens
+    tally = Tally(rules, request.model.cap, "input", "document")
     flat = _tokenised(request)
     found: list[list[Ids]] = []
-    problems: list[Problem] = []
     cut = 0
     for index, document in enumerate(request.documents):
         encoded = list(islice(flat, len(document)))
         chunks = [chunk.ids for chunk in encoded]
         counted = sum(chunk.counted for chunk in encoded) + len(encoded) - 1
-        kept = cut_document(chunks, cap.tokens, request.direction) if request.truncate else None
+        kept = cut_document(chunks, most, request.direction) if request.truncate else None
         cut += kept is not None and document_length(kept) < counted
         chunks = kept or chunks
         found.append(chunks)
-        length = document_length(chunks)
-        if length > cap.tokens:
-            at_least = any(chunk.at_least for chunk in encoded)
-            problems.append(too_long(("input", index), "document", counted, cap, at_least=at_least))
-        # All documents count, as on every route but embeddings.
-        if not tally.add(length, admitted=True, far=any(chunk.at_least for chunk in encoded)):
+        at_least = any(chunk.at_least for chunk in encoded)
+        if not tally.add(("input", index), document_length(chunks), counted, at_least):
             break
-    over = tally.problem("input")
-    problems = [over, *problems] if over else problems
-    if problems:
-        raise Invalid(problems)
+    tally.check()
     return Documents(found, cut)
 
 

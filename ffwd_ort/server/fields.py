@@ -6,13 +6,11 @@ from typing import Any
 
 import orjson
 
-from ffwd_ort.engine.model import Cap, ServedModel
+from ffwd_ort.engine.model import ServedModel
 from ffwd_ort.engine.vectors import CODECS
 from ffwd_ort.server.errors import Invalid, Problem
 
 MAX_DEPTH = 64
-FAR = 16  # a text that is far too long says more of its request than one that is a little
-USELESS = 2  # times the request limit: beyond it nothing more is counted, nearby the count is exact
 INT32 = range(-(2**31), 2**31)
 DIRECTIONS = {"right": "right", "left": "left", "Right": "right", "Left": "left"}
 MISSING = object()
@@ -161,54 +159,20 @@ def read_query(body: Mapping[str, Any], problems: list[Problem]) -> str | None:
     return None
 
 
+def kept(tokens: int | None, direction: str) -> slice:
+    """Return what a plain cut to that many tokens leaves; None cuts nothing."""
+    if tokens is None:
+        return slice(None)
+    return slice(tokens) if direction == "right" else slice(-tokens, None)
+
+
 def read_direction(body: Mapping[str, Any], problems: list[Problem]) -> str:
     """Read which end of an over-long text is cut."""
     given = read_enum(body, "truncation_direction", ("right", "left"), problems, also=DIRECTIONS)
     return DIRECTIONS[given or "right"]
 
 
-def too_many(name: str, count: int, most: int, bound_by: str) -> Problem:
+def too_many(name: str, most: int, bound_by: str) -> Problem:
     """Say that a list is longer than its limit; `bound_by` names the flag that lowered it, if one did."""
     suffix = f" ({bound_by})" if bound_by else ""
     return Problem((name,), f"{name} must contain at most {most} items{suffix}", "value_error.list.max_items")
-
-
-class Tally:
-    """Counts a request's tokens as its texts are tokenised, and says when there are so many that it is no use.
-
-    Tokenising a body of 64 MiB to the end took 15 GB and a minute. `total` has the tokens of texts that are admitted
-    to it.
-    """
-
-    def __init__(self, rules: RequestRules) -> None:
-        self._most = rules.max_request_tokens
-        self._wasted = 0
-        self._stopped = False
-        self.total = 0
-
-    def add(self, tokens: int, *, admitted: bool, far: bool = False) -> bool:
-        """Count a text; tell whether there is any use in going on. `far`: it is so long that not all was counted."""
-        self.total += tokens if admitted else 0
-        self._wasted += tokens * FAR if far else 0 if admitted else tokens
-        self._stopped = self.total > USELESS * self._most or self._wasted > USELESS * self._most
-        return not self._stopped
-
-    def problem(self, name: str) -> Problem | None:
-        """Say that the request carries too many tokens, if it does."""
-        return over_request_limit(name, self.total, self._most, at_least=self._stopped)
-
-
-def over_request_limit(name: str, total: int, most: int, *, at_least: bool = False) -> Problem | None:
-    """Say that a request carries too many tokens, if it does."""
-    if total <= most:
-        return None
-    counted = f"at least {total}" if at_least else str(total)
-    bound = f"(counted {counted}; bound by --max-request-tokens {most})"
-    return Problem((name,), f"request exceeds the request token limit {bound}", "value_error.context_length")
-
-
-def too_long(where: tuple[str | int, ...], name: str, counted: int, cap: Cap, *, at_least: bool = False) -> Problem:
-    """Say that a text, called `name`, has more tokens than the label's cap, and what binds that."""
-    count = f"at least {counted}" if at_least else str(counted)
-    message = f"{name} exceeds {cap.tokens} token limit (counted {count}; bound by {cap.bound_by})"
-    return Problem(where, message, "value_error.context_length")

@@ -49,21 +49,22 @@ class RerankRequest:
 
 def rerank_request(body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: RequestRules) -> RerankRequest:
     """Check the fields of /v1/rerank; raise Invalid with every problem, in the order of the fields."""
-    return _read(body, models, rules, "documents")
+    return _read(body, models, rules, "documents", [])
 
 
 def texts_request(body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: RequestRules) -> RerankRequest:
     """Check the fields of TEI's /rerank, where null in an optional field means that it is not given."""
     required = ("query", "texts")
     given = {name: body[name] for name in TEI_FIELDS if name in body and (body[name] is not None or name in required)}
-    return _read(given, models, rules, "texts")
+    return _read(given, models, rules, "texts", [])
 
 
 def either_request(body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: RequestRules) -> RerankRequest:
     """Check a body that has `documents`, or TEI's `texts`."""
     if "texts" in body and "documents" in body:
         alternatives = "documents and texts are alternatives; provide only one"
-        raise Invalid([Problem(("documents",), alternatives, "value_error.conflict")])
+        both = Problem(("documents",), alternatives, "value_error.conflict")
+        return _read(body, models, rules, "documents", [both])
     return (texts_request if "texts" in body else rerank_request)(body, models, rules)
 
 
@@ -72,8 +73,14 @@ def serves(model: ServedModel) -> bool:
     return model.scorer is not None
 
 
-def _read(body: Mapping[str, Any], models: Mapping[str, ServedModel], rules: RequestRules, name: str) -> RerankRequest:
-    problems: list[Problem] = []
+def _read(
+    body: Mapping[str, Any],
+    models: Mapping[str, ServedModel],
+    rules: RequestRules,
+    name: str,
+    problems: list[Problem],
+) -> RerankRequest:
+    """Read a body's fields; `problems` are those of it that are known."""
     model = read_model(body, models, serves, problems)
     query = _query(body, problems)
     documents = _documents(body, name, model, rules, problems)
@@ -125,7 +132,7 @@ def _documents(
         problems.append(Problem(where, f"{name} must contain at least 1 item", "value_error.list.min_items"))
     elif len(value) > most:
         bound_by = f"bound by --rows {rules.rows}{', query included' if apart else ''}" if most < MAX_DOCUMENTS else ""
-        problems.append(too_many(name, len(value), most, bound_by))
+        problems.append(too_many(name, most, bound_by))
     else:
         return [_document(name, index, item, problems) for index, item in enumerate(value)]
     return []

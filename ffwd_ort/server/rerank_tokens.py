@@ -12,8 +12,9 @@ from ffwd_ort.engine.sequences import Floats
 from ffwd_ort.engine.tokenization import Encoded, EncodedPair
 from ffwd_ort.errors import TokenizationFailed
 from ffwd_ort.server.errors import Invalid, Problem
-from ffwd_ort.server.fields import RequestRules, Tally, too_long
+from ffwd_ort.server.fields import RequestRules
 from ffwd_ort.server.rerank_fields import RerankRequest
+from ffwd_ort.server.tally import Tally, too_long
 
 QUERY = ("query",)
 Text = TypeVar("Text", Encoded, EncodedPair)
@@ -37,21 +38,18 @@ def rerank_tokens(request: RerankRequest, rules: RequestRules) -> RerankWork:
 
 def _pairs(request: RerankRequest, rules: RequestRules) -> RerankWork:
     """Make one sequence of the query and each document."""
-    model, cap, tally = request.model, request.model.cap, Tally(rules)
+    model, cap = request.model, request.model.cap
+    tally = Tally(rules, cap, request.name, "document")
     pairs: list[EncodedPair] = []
-    problems: list[Problem] = []
     ends = model.tokenizer.pair_specials - model.tokenizer.specials
     for pair in _failures(request.name, _encoded_pairs(request)):
         least = pair.query + 1 + ends  # with one document token
         if least > cap.tokens:
-            raise Invalid([too_long(QUERY, "query", least, cap, at_least=pair.at_least)])
-        if len(pair.ids) > cap.tokens:
-            where = (request.name, len(pairs))
-            problems.append(too_long(where, "document", pair.counted, cap, at_least=pair.at_least))
+            raise Invalid([too_long(QUERY, "query", least, cap, at_least=pair.query_at_least)])
         pairs.append(pair)
-        if not tally.add(len(pair.ids), admitted=True, far=pair.at_least):
+        if not tally.add((request.name, len(pairs) - 1), len(pair.ids), pair.counted, pair.at_least):
             break
-    _check([], tally.problem(request.name), problems)
+    tally.check()
     return RerankWork(
         sequences=model.pair_sequences(pairs),
         score=lambda vectors: np.stack(vectors)[:, 0],
@@ -75,32 +73,30 @@ def _encoded_pairs(request: RerankRequest) -> Iterator[EncodedPair]:
 
 def _texts(request: RerankRequest, rules: RequestRules) -> RerankWork:
     """Make a sequence of the query, and one of each document."""
-    model, cap, tally = request.model, request.model.cap, Tally(rules)
+    model, cap = request.model, request.model.cap
+    tally = Tally(rules, cap, request.name, "document")
     scorer = SCORERS[model.scorer or ""]
     most = cap.tokens if request.truncate else None
     if request.max_tokens_per_doc is not None:
         most = min(cap.tokens, max(request.max_tokens_per_doc, scorer.least(model)))
     most_of_query = cap.tokens if request.cuts_query else None
-    options = {"direction": request.direction}
+    direction = request.direction
     (query,) = _failures(
-        "query", scorer.encode(model, [request.query], query=True, max_length=most_of_query, **options), bare=True
+        "query",
+        scorer.encode(model, [request.query], query=True, max_length=most_of_query, direction=direction),
+        bare=True,
     )
-    problems: list[Problem] = []
     documents: list[Encoded] = []
     for text in _failures(
-        request.name, scorer.encode(model, request.documents, query=False, max_length=most, **options)
+        request.name, scorer.encode(model, request.documents, query=False, max_length=most, direction=direction)
     ):
-        if len(text.ids) > cap.tokens:
-            where = (request.name, len(documents))
-            problems.append(too_long(where, "document", text.counted, cap, at_least=text.at_least))
         documents.append(text)
-        if not tally.add(len(text.ids), admitted=True, far=text.at_least):
+        if not tally.add((request.name, len(documents) - 1), len(text.ids), text.counted, text.at_least):
             break
     made = scorer.sequences(model, query, documents)
-    tally.add(made[0].length, admitted=True)
+    tally.total += made[0].length
     long_query = len(query.ids) > cap.tokens
-    ours = [too_long(QUERY, "query", query.counted, cap, at_least=query.at_least)] if long_query else []
-    _check(ours, tally.problem(request.name), problems)
+    tally.check(*([too_long(QUERY, "query", query.counted, cap, at_least=query.at_least)] if long_query else []))
     return RerankWork(
         sequences=made,
         score=scorer.score,
@@ -117,10 +113,3 @@ def _failures(name: str, texts: Iterator[Text], *, bare: bool = False) -> Iterat
     except TokenizationFailed as error:
         where = QUERY if error.args[0] is None else (name,) if bare else (name, error.args[0])
         raise Invalid([Problem(where, "tokenization failed", "value_error.tokenization")]) from None
-
-
-def _check(query: list[Problem], over: Problem | None, documents: list[Problem]) -> None:
-    """Raise Invalid with all problems in their order, if there are any."""
-    problems = [*query, *([over] if over else []), *documents]
-    if problems:
-        raise Invalid(problems)

@@ -9,15 +9,15 @@ import falcon
 from ffwd_ort.engine.maxsim import query_sequence
 from ffwd_ort.engine.model import Cap, ServedModel
 from ffwd_ort.engine.scoring import MAXSIM, SCORERS
-from ffwd_ort.engine.sequences import Ids
 from ffwd_ort.engine.tokenization import Encoded
 from ffwd_ort.errors import TokenizationFailed
 from ffwd_ort.families import CONTEXTUAL, CROSS_ENCODER, LATE
 from ffwd_ort.server import responses
 from ffwd_ort.server.errors import Invalid, Problem
-from ffwd_ort.server.fields import RequestRules, read_boolean, read_direction, read_model, read_query, too_long
+from ffwd_ort.server.fields import RequestRules, kept, read_boolean, read_direction, read_model, read_query
 from ffwd_ort.server.middleware import Timing
 from ffwd_ort.server.route import ModelRoute
+from ffwd_ort.server.tally import too_long
 from ffwd_ort.server.validation import read_input, read_prompt_name, read_text_type
 
 # Ids that one answer lists: far above every cap. A body of 64 MiB could ask for 33 million.
@@ -49,7 +49,7 @@ def tokenize_request(
     query = _query(body, model, problems)
     truncate = read_boolean(body, "truncate", problems)
     direction = read_direction(body, problems)
-    texts, _ = read_input(body, model, RequestRules(), problems, "input", takes_ids=False)
+    texts, _ = read_input(body, model, RequestRules(), problems, "input", None)
     if problems or model is None or texts is None:
         raise Invalid(problems)
     bare = isinstance(body["input"], str)
@@ -94,7 +94,8 @@ def _encoded(request: TokenizeRequest) -> Iterator[Encoded]:
             yield Encoded(pair.ids, pair.counted, pair.at_least and most is None)
     elif model.kind == CONTEXTUAL:
         for chunk in model.tokenizer.encode_chunks(texts, **options):
-            yield Encoded(_cut(chunk.ids, most, request.direction), chunk.counted, chunk.at_least and most is None)
+            ids = chunk.ids[kept(most, request.direction)]
+            yield Encoded(ids, chunk.counted, chunk.at_least and most is None)
     elif model.kind == LATE:
         yield from _late(request, most)
     else:
@@ -106,16 +107,11 @@ def _encoded(request: TokenizeRequest) -> Iterator[Encoded]:
 def _late(request: TokenizeRequest, most: int | None) -> Iterator[Encoded]:
     model, late = request.model, request.model.manifest.late
     query = request.text_type == "query"
-    options: dict[str, Any] = {"max_length": most, "direction": request.direction}
+    enough = MOST_LISTED if most is None else most
+    options: dict[str, Any] = {"max_length": most, "direction": request.direction, "enough": enough}
     for text in SCORERS[MAXSIM].encode(model, request.texts, query=query, **options):
         ids = query_sequence(text.ids, late, model.normalize).ids if query and late is not None else text.ids
         yield Encoded(ids, max(text.counted, len(ids)), text.at_least and most is None)
-
-
-def _cut(ids: Ids, most: int | None, direction: str) -> Ids:
-    if most is None or len(ids) <= most:
-        return ids
-    return ids[:most] if direction == "right" else ids[-most:]
 
 
 class Tokenize(ModelRoute):

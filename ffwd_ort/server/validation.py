@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ffwd_ort.config import POOLING
 from ffwd_ort.engine.model import ServedModel
 from ffwd_ort.engine.tokenization import Encoded
@@ -16,9 +18,8 @@ from ffwd_ort.server.errors import Invalid, Problem
 from ffwd_ort.server.fields import (
     MISSING,
     RequestRules,
-    Tally,
     is_integer,
-    over_request_limit,
+    kept,
     permitted,
     read_boolean,
     read_dimensions,
@@ -26,9 +27,9 @@ from ffwd_ort.server.fields import (
     read_enum,
     read_format,
     read_model,
-    too_long,
     too_many,
 )
+from ffwd_ort.server.tally import Tally, over_request_limit
 
 MAX_INPUTS = 512
 # Fields of TEI's /embed that mean the same here; `inputs` and `normalize` are looked at apart.
@@ -109,7 +110,9 @@ def _read(
         ]
     if name == "inputs":
         _check_normalize(body, model, problems)
-    texts, token_ids = read_input(body, model, rules, problems, name)
+    cuts = rules.auto_truncate if truncate is None else truncate
+    keep = kept(model.cap.tokens if cuts and model else None, direction)
+    texts, token_ids = read_input(body, model, rules, problems, name, keep)
     if problems or model is None:
         raise Invalid(problems)
     return EmbeddingsRequest(
@@ -121,7 +124,7 @@ def _read(
         dimensions=dimensions,
         pooling=pooling,
         prompt=model.prompt_for(text_type, prompt_name),
-        truncate=rules.auto_truncate if truncate is None else truncate,
+        truncate=cuts,
         direction=direction,
         name=name,
     )
@@ -148,7 +151,7 @@ def read_text_type(body: Mapping[str, Any], model: ServedModel | None, problems:
     for name, values in TEXT_TYPES.items():
         if name not in body:
             continue
-        if model is not None and not model.routes_prompts:
+        if model is not None and not model.routes_text_types:
             only = f"{name} is only supported for instruction embedding models"
             problems.append(Problem((name,), only, "extra_fields"))
             continue
@@ -168,7 +171,7 @@ def read_prompt_name(body: Mapping[str, Any], model: ServedModel | None, problem
     if not isinstance(value, str):
         problems.append(Problem(where, "prompt_name must be a string", "type_error.string"))
         return None
-    if model is not None and not model.prompts:
+    if model is not None and not model.names_prompts:
         only = "prompt_name is only supported for models with prompts"
         problems.append(Problem(where, only, "extra_fields"))
     elif model is not None and value not in model.prompts:
@@ -187,10 +190,12 @@ def read_input(
     rules: RequestRules,
     problems: list[Problem],
     name: str,
-    *,
-    takes_ids: bool = True,
+    keep: slice | None,
 ) -> tuple[list[str] | None, list[list[int]] | None]:
-    """Read texts, or token ids where route and label accept them, from the field that the client calls `name`."""
+    """Read texts, or token ids where route and label accept them, from the field that the client calls `name`.
+
+    `keep` is what a cut will leave of ids; None where the route takes none.
+    """
     value = body.get(name, MISSING)
     where = (name,)
     if value is MISSING:
@@ -203,14 +208,16 @@ def read_input(
         problems.append(Problem(where, f"{name} must be a string or an array of strings", "type_error"))
     elif not value:
         problems.append(Problem(where, f"{name} must contain at least 1 item", "value_error.list.min_items"))
-    elif not takes_ids and _are_token_ids(value):
+    elif keep is None and _are_token_ids(value):
         problems.append(Problem(where, TOKEN_IDS_REFUSED, "type_error.token_ids"))
     elif is_integer(value[0]) and _are_token_ids(value):
-        return None, _token_ids(model, [value], [(name,)], rules, problems)
+        return None, _token_ids(model, [value], [(name,)], keep or slice(None), rules, problems)
     elif (problem := _too_many(name, len(value), rules)) is not None:
         problems.append(problem)
     elif _are_token_ids(value):
-        return None, _token_ids(model, value, [(name, i) for i in range(len(value))], rules, problems)
+        return None, _token_ids(
+            model, value, [(name, i) for i in range(len(value))], keep or slice(None), rules, problems
+        )
     else:
         before = len(problems)
         for index, item in enumerate(value):
@@ -234,39 +241,39 @@ def _are_token_ids(value: Any) -> bool:
 def _too_many(name: str, count: int, rules: RequestRules) -> Problem | None:
     most = min(MAX_INPUTS, rules.rows or MAX_INPUTS)
     bound_by = f"bound by --rows {rules.rows}" if most < MAX_INPUTS else ""
-    return too_many(name, count, most, bound_by) if count > most else None
+    return too_many(name, most, bound_by) if count > most else None
 
 
 def _token_ids(
     model: ServedModel | None,
     lists: list[list[Any]],
     places: Sequence[tuple[str | int, ...]],
+    keep: slice,
     rules: RequestRules,
     problems: list[Problem],
 ) -> list[list[int]] | None:
-    """Check lists of ids; `places` say where each of them stands in the body."""
+    """Check lists of ids, as far as a cut will leave them; `places` say where each of them stands in the body."""
     if model is None:
         return None
     name = str(places[0][0])
     if not model.accepts_token_ids:
         problems.append(Problem((name,), TOKEN_IDS_REFUSED, "type_error.token_ids"))
         return None
+    spans = [range(*keep.indices(len(ids))) for ids in lists]
     # Before each id is looked at: millions of them would make as many problems.
-    over = over_request_limit(name, sum(map(len, lists)), rules.max_request_tokens)
+    over = over_request_limit(name, sum(map(len, spans)), rules.max_request_tokens)
     if over is not None:
         problems.append(over)
         return None
     before = len(problems)
     between = f"token id must be between 0 and {model.vocabulary - 1}"
-    for where, ids in zip(places, lists, strict=True):
+    for where, ids, span in zip(places, lists, spans, strict=True):
         if not ids:
             problems.append(Problem(where, "input item must not be empty", "value_error.empty"))
         problems += [
-            Problem((*where, j), between, "value_error.token_id")
-            for j, token in enumerate(ids)
-            if not 0 <= token < model.vocabulary
+            Problem((*where, j), between, "value_error.token_id") for j in span if not 0 <= ids[j] < model.vocabulary
         ]
-    return [[int(t) for t in ids] for ids in lists] if len(problems) == before else None
+    return lists if len(problems) == before else None
 
 
 # --- tokens -------------------------------------------------------------------------------------------
@@ -274,21 +281,14 @@ def _token_ids(
 
 def tokens(request: EmbeddingsRequest, rules: RequestRules) -> list[Encoded]:
     """Tokenise a request and check every length; raise Invalid with every problem."""
-    cap, tally = request.model.cap, Tally(rules)
+    tally = Tally(rules, request.model.cap, request.name, "input", counts_refused=False)
     encoded: list[Encoded] = []
-    problems: list[Problem] = []
     for index, text in enumerate(_tokenised(request)):
         encoded.append(text)
-        fits = len(text.ids) <= cap.tokens
-        if not fits:
-            where: tuple[str | int, ...] = (request.name,) if request.bare else (request.name, index)
-            problems.append(too_long(where, "input", text.counted, cap, at_least=text.at_least))
-        if not tally.add(len(text.ids), admitted=fits, far=text.at_least):
+        where = (request.name,) if request.bare else (request.name, index)
+        if not tally.add(where, len(text.ids), text.counted, text.at_least):
             break
-    over = tally.problem(request.name)
-    problems = [over, *problems] if over else problems
-    if problems:
-        raise Invalid(problems)
+    tally.check()
     return encoded
 
 
@@ -312,10 +312,5 @@ def _tokenised(request: EmbeddingsRequest) -> Iterator[Encoded]:
 
 def _given(ids: list[int], request: EmbeddingsRequest) -> Encoded:
     """Take token ids as they are; a cut puts nothing back."""
-    import numpy as np
-
-    array = np.array(ids, np.int32)
-    most = request.model.cap.tokens
-    if request.truncate and len(array) > most:
-        array = array[:most] if request.direction == "right" else array[-most:]
-    return Encoded(array, len(ids))
+    keep = kept(request.model.cap.tokens if request.truncate else None, request.direction)
+    return Encoded(np.array(ids[keep], np.int32), len(ids))

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from ffwd_ort.server.errors import MAX_BODY_BYTES
+from ffwd_ort_conformance.tiny_families import TinyDecoder, write_cross_encoder, write_decoder
+from ffwd_ort_conformance.tiny_late import write_colbert
 from tests.server.test_embeddings import problems
 from tests.serving import Server
 
@@ -16,8 +18,20 @@ MOST_MIB = 700  # above what the worker had: the body, its parsed texts, and som
 
 @pytest.fixture(scope="module")
 def server(tiny: Path, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    arguments = ["--model", f"tiny={tiny}:rerank=cosine", "--cache-dir", str(cache_dir)]
-    server = Server(arguments, tmp_path_factory.mktemp("huge") / "server.log")
+    """Labels: tiny, and one of every kind that takes 128 tokens."""
+    folder = tmp_path_factory.mktemp("huge")
+    pplx = TinyDecoder(
+        model_type="bidirectional_pplx_qwen3", head_norms=True, pooling=("mean_tokens",), normalize=False
+    )
+    arguments = [
+        *("--model", f"tiny={tiny}:rerank=cosine"),
+        *("--model", f"short={tiny}:rerank=cosine:max_seq=128"),
+        *("--reranker-model", f"ce={write_cross_encoder(folder / 'ce', 'bert')}:max_seq=128"),
+        *("--late-model", f"late={write_colbert(folder / 'late')}:max_seq=128"),
+        *("--contextual-model", f"ctx={write_decoder(folder / 'pplx', pplx)}:max_seq=128"),
+        *("--cache-dir", str(cache_dir)),
+    ]
+    server = Server(arguments, folder / "server.log")
     server.wait_ready()
     yield server
     server.stop()
@@ -31,17 +45,17 @@ def memory(server: Server, field: str) -> int:
 
 
 def one_text() -> dict[str, object]:
-    return {"input": WORDS[: MAX_BODY_BYTES - 100]}
+    return {"model": "tiny", "input": WORDS[: MAX_BODY_BYTES - 100]}
 
 
 def many_texts() -> dict[str, object]:
-    each = MAX_BODY_BYTES // 512 - 8
-    return {"input": [WORDS[:each]] * 512}
+    each = MAX_BODY_BYTES // 512 - 9
+    return {"model": "tiny", "input": [WORDS[:each]] * 512}
 
 
 def documents() -> dict[str, object]:
     each = MAX_BODY_BYTES // 1000 - 8
-    return {"query": "tide", "documents": [WORDS[:each]] * 1000}
+    return {"model": "tiny", "query": "tide", "documents": [WORDS[:each]] * 1000}
 
 
 TOO_LONG = "value_error.context_length"
@@ -70,6 +84,26 @@ def test_64_mib_of_brackets_are_no_json(server: Server) -> None:
 
 def test_a_text_of_64_mib_is_cut_as_a_short_one_would_be(server: Server) -> None:
     cut = server.request("POST", "/v1/embeddings", json.dumps(one_text() | {"truncate": True}).encode())
-    short = server.post({"input": WORDS[:5000], "truncate": True})
+    short = server.post({"model": "tiny", "input": WORDS[:5000], "truncate": True})
     assert cut.status == short.status == 200 and cut.headers["x-truncated"] == "1"
     assert cut.json()["data"] == short.json()["data"] and cut.json()["usage"] == short.json()["usage"]
+
+
+LONG = WORDS[:10_400]  # far above a cap of 128 tokens, which is seen from a part of it
+MANY: dict[str, tuple[str, dict[str, object], str]] = {
+    "embeddings": ("/v1/embeddings", {"model": "short", "input": [LONG] * 200}, "data"),
+    "cosine": ("/v1/rerank", {"model": "short", "query": "tide", "documents": [LONG] * 500}, "results"),
+    "pairs": ("/v1/rerank", {"model": "ce", "query": "tide", "documents": [LONG] * 500}, "results"),
+    "maxsim": ("/v1/rerank", {"model": "late", "query": "tide", "documents": [LONG] * 500}, "results"),
+    "contextual": ("/v1/contextualizedembeddings", {"model": "ctx", "input": [[LONG]] * 200}, "data"),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_every_long_text_that_is_cut_is_answered(server: Server, name: str) -> None:
+    path, body, key = MANY[name]
+    reply = server.request("POST", path, json.dumps(body | {"truncate": True}).encode())
+    assert reply.status == 200, reply.body[:300]
+    texts = body.get("input") or body["documents"]
+    assert isinstance(texts, list)
+    assert len(reply.json()[key]) == len(texts) == int(reply.headers["x-truncated"])
