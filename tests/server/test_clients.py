@@ -2,8 +2,11 @@
 
 import asyncio
 import shutil
+import socket
 import subprocess
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -15,10 +18,17 @@ from ffwd_ort import SentenceEncoder
 from ffwd_ort_conformance.tiny import TEXTS
 from tests.serving import Server
 
+HELD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 40\r\n\r\n"  # its body is still to come
+
+
+def connect(server: Server, key: str = "unused", retries: int = 0) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=retries)
+
 
 @pytest.fixture(scope="module")
-def client(fleet: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="unused", max_retries=0)
+def client(fleet: Server) -> Iterator[openai.OpenAI]:
+    with connect(fleet) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +79,64 @@ def test_openai_lists_models(client: openai.OpenAI) -> None:
 
 def test_openai_is_refused_without_the_key(serve: Callable[..., Server], tiny: Path) -> None:
     server = serve("--model", f"tiny={tiny}", "--api-key", "right")
-    with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong").embeddings.create(model="tiny", input="x")
-    right = openai.OpenAI(base_url=f"{server.url}/v1", api_key="right")
-    assert right.embeddings.create(model="tiny", input="x").data
+    with connect(server, "wrong") as wrong, pytest.raises(openai.AuthenticationError) as caught:
+        wrong.embeddings.create(model="tiny", input="x")
+    assert caught.value.code == "invalid_api_key" and "bearer token" in caught.value.message
+    with connect(server, "right") as right:
+        assert right.embeddings.create(model="tiny", input="x").data
+
+
+def test_openai_reads_400_where_the_operator_wants_that(serve: Callable[..., Server], tiny: Path) -> None:
+    server = serve("--model", f"tiny={tiny}", "--validation-status", "400")
+    with connect(server) as client, pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model="tiny", input="")
+    assert (caught.value.code, caught.value.param) == ("value_error.empty", "input")
+
+
+def test_openai_waits_as_long_as_a_429_says_and_then_succeeds(serve: Callable[..., Server], tiny: Path) -> None:
+    """One place in flight, held by a request whose body is still to come, until 0.3 s after the first refusal."""
+    server = serve("--model", f"tiny={tiny}", "--max-concurrent-requests", "1")
+    with socket.create_connection(("127.0.0.1", server.port)) as holder:
+        holder.sendall(HELD)
+        wait_until(lambda: server.post({"input": "x"}).status == 429)
+        with connect(server) as hasty, pytest.raises(openai.RateLimitError) as caught:
+            hasty.embeddings.create(model="tiny", input="x")
+        assert caught.value.response.headers["retry-after"] == "1" and caught.value.code == "overloaded"
+        threading.Timer(0.3, holder.close).start()
+        with connect(server, retries=2) as patient:
+            began = time.monotonic()
+            assert len(patient.embeddings.create(model="tiny", input="x").data) == 1
+            assert time.monotonic() - began >= 1, "its own first wait would be half a second at most"
+
+
+def test_openai_raises_the_503_of_a_server_that_drains(serve: Callable[..., Server], tiny: Path) -> None:
+    server = serve("--model", f"tiny={tiny}")
+    with connect(server) as client, socket.create_connection(("127.0.0.1", server.port)) as holder:
+        assert client.embeddings.create(model="tiny", input="x").data  # its connection stays open
+        holder.sendall(HELD)
+        wait_until(lambda: b"ffwd_inflight_requests 1.0" in server.get("/metrics").body)
+        server.terminate()
+        wait_until(lambda: not accepts(server))
+        with pytest.raises(openai.InternalServerError) as caught:
+            client.embeddings.create(model="tiny", input="x")
+    assert (caught.value.status_code, caught.value.code) == (503, "draining")
+    assert caught.value.response.headers["retry-after"] == "1"
+    assert server.wait() == 0
+
+
+def accepts(server: Server) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_httpx_keeps_its_connection(fleet: Server) -> None:
@@ -83,6 +147,7 @@ def test_httpx_keeps_its_connection(fleet: Server) -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_curl_line_that_the_server_prints_works(mini: Server) -> None:
+    wait_until(lambda: "\ntry:" in mini.output and mini.output.endswith("\n"))  # it is ready a moment before it says so
     (line,) = [line for line in mini.output.splitlines() if line.startswith("try:")]
     command = line.removeprefix("try:").strip()
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=30)
