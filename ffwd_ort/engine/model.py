@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from ffwd_ort.bundle import Bundle, Manifest
 from ffwd_ort.config import ModelSpec
@@ -110,9 +111,10 @@ class ServedModel:
 
     def sequences(self, encoded: list[Encoded], *, prompt: str = "", pooling: str | None = None) -> list[Sequence]:
         """Make the engine's sequences of tokenised texts."""
-        skip = 0 if self.manifest.include_prompt else self.tokenizer.prompt_tokens(prompt)
+        left_out = "" if self.manifest.include_prompt else prompt
+        skips = {dropped: self.tokenizer.prompt_tokens(left_out, dropped) for dropped in {t.dropped for t in encoded}}
         modes = self.pooling if pooling is None else (pooling,)
-        return [make_sequence(text.ids, modes, skip) for text in encoded]
+        return [make_sequence(text.ids, modes, skips[text.dropped]) for text in encoded]
 
     def pair_sequences(self, pairs: list[EncodedPair]) -> list[Sequence]:
         """Make the engine's sequences of a cross-encoder's pairs; its classifier reads the first token."""
@@ -243,7 +245,8 @@ def _fit(spec: ModelSpec, manifest: Manifest, packing: Packing, cap: Cap, limits
         measures = {"hidden": sizes.hidden, "intermediate": sizes.intermediate, "heads": sizes.heads}
         return room > step_bytes(shape, **measures, span=span, slots=slots)
 
-    seqs = tuple(seq for seq in packing.seqs if fits(seq))
+    # A text goes into the shortest row that holds it: without one in the middle, into one far too long for it.
+    seqs = tuple(takewhile(fits, packing.seqs))
     if seqs == packing.seqs:
         return packing, cap
     largest = max(seqs, default=0)

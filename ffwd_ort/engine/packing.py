@@ -251,7 +251,7 @@ def lay_out(plan: Plan, sequences: Seq[Sequence], positions: Positions) -> Encod
             where = (slot, len(sequence.slots)) if sequence.slots else (start, sequence.length)
             placements.append(Placement(item, row, *where))
             for weights in sequence.slots:
-                pool[row, slot, start:end] = weights.weights
+                pool[row, slot, start:end][weights.span] = weights.weights
                 slot += 1
             start = end
     packed = np.array(not plan.long)

@@ -14,9 +14,24 @@ Ids = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """One pooled vector of a text: the weight of each of its tokens."""
+    """One pooled vector of a text: the weights of the tokens from `start` on; those of all others are 0."""
 
-    weights: Floats  # [tokens]
+    start: int
+    weights: Floats  # [weighted tokens]
+
+    @property
+    def span(self) -> slice:
+        """The tokens that have a weight."""
+        return slice(self.start, self.start + len(self.weights))
+
+    def pool(self, tokens: Floats) -> Floats:
+        """[tokens, dim] -> [dim]."""
+        pooled: Floats = self.weights @ tokens[self.span]
+        return pooled
+
+    def key(self) -> bytes:
+        """Identify the slot among those of one text."""
+        return b"%d %d " % (self.start, len(self.weights)) + self.weights.tobytes()
 
 
 class Reduction(Protocol):
@@ -48,41 +63,39 @@ class Sequence:
         """Identify the sequence: two with equal keys have equal vectors."""
         types = b"" if self.token_types is None else self.token_types.tobytes()
         rest = b"" if self.slots else repr((self.reduce, self.unseen)).encode()
-        return b"".join((self.ids.tobytes(), types, rest, *(slot.weights.tobytes() for slot in self.slots)))
+        return b"".join((self.ids.tobytes(), types, rest, *(slot.key() for slot in self.slots)))
 
     def finish(self, vectors: Floats) -> Floats:
-        """Turn the graph's vectors of this text, [slots or tokens, dim], into what the request is given."""
-        return vectors.reshape(-1) if self.reduce is None else self.reduce(self.ids, vectors)
+        """Turn the graph's vectors of this text, [slots or tokens, dim], into what the request is given.
+
+        It shares no memory with them: they are part of a whole step's.
+        """
+        return vectors.flatten() if self.reduce is None else self.reduce(self.ids, vectors)
 
 
-def _one(n: int, index: int) -> Floats:
-    weights = np.zeros(n, np.float32)
-    weights[index] = 1
-    return weights
+def _one(index: int) -> Slot:
+    return Slot(index, np.ones(1, np.float32))
 
 
-def _ramp(n: int, skip: int) -> Floats:
-    ramp = np.arange(1, n + 1, dtype=np.float32)
-    ramp[:skip] = 0
+def _ramp(n: int, skip: int) -> Slot:
+    ramp = np.arange(skip + 1, n + 1, dtype=np.float32)
     ramp /= ramp.sum(dtype=np.float32)
-    return ramp
+    return Slot(skip, ramp)
 
 
-def _flat(n: int, skip: int, weight: float) -> Floats:
-    weights = np.full(n, weight, np.float32)
-    weights[:skip] = 0
-    return weights
+def _flat(n: int, skip: int, weight: float) -> Slot:
+    return Slot(skip, np.full(n - skip, weight, np.float32))
 
 
 # Pooling is a weighted sum of token states: (tokens, leading tokens left out) -> weights. Formulas are those
 # of sentence-transformers' Pooling module: weighted_mean weighs token i (from 1) by i over the sum of all i.
-POOLINGS: Mapping[str, Callable[[int, int], Floats]] = MappingProxyType(
+POOLINGS: Mapping[str, Callable[[int, int], Slot]] = MappingProxyType(
     {
-        "cls": lambda n, skip: _one(n, skip),
+        "cls": lambda n, skip: _one(skip),
         "mean": lambda n, skip: _flat(n, skip, 1 / (n - skip)),
         "mean_sqrt_len": lambda n, skip: _flat(n, skip, (n - skip) ** -0.5),
         "weighted_mean": _ramp,
-        "last": lambda n, skip: _one(n, n - 1),
+        "last": lambda n, skip: _one(n - 1),
     }
 )
 
@@ -98,7 +111,7 @@ class PoolTokens:
         """[tokens, dim] -> [modes * dim]."""
         return np.concatenate(
             [
-                tokens[self.skip :].max(axis=0) if mode == "max" else POOLINGS[mode](len(ids), self.skip) @ tokens
+                tokens[self.skip :].max(axis=0) if mode == "max" else POOLINGS[mode](len(ids), self.skip).pool(tokens)
                 for mode in self.modes
             ]
         )
@@ -112,7 +125,7 @@ def make_sequence(ids: Ids, poolings: tuple[str, ...], skip: int = 0, token_type
     skip = min(skip, len(ids) - 1)
     if "max" in poolings:
         return Sequence(ids, (), token_types, PoolTokens(poolings, skip))
-    return Sequence(ids, tuple(Slot(POOLINGS[mode](len(ids), skip)) for mode in poolings), token_types)
+    return Sequence(ids, tuple(POOLINGS[mode](len(ids), skip) for mode in poolings), token_types)
 
 
 def make_document(chunks: list[Ids], separator: int) -> Sequence:
@@ -123,7 +136,5 @@ def make_document(chunks: list[Ids], separator: int) -> Sequence:
     slots = []
     for chunk, length, end in zip(chunks, lengths, ends, strict=True):
         ids[end - length : end] = chunk
-        weights = np.zeros(len(ids), np.float32)
-        weights[end - length : end] = np.float32(1 / length)
-        slots.append(Slot(weights))
+        slots.append(_flat(int(end), int(end - length), 1 / length))
     return Sequence(ids, tuple(slots))

@@ -14,8 +14,9 @@ from ffwd_ort.errors import BundleError, TokenizationFailed
 # A text of more characters than this for each token that it may have is looked at in part first.
 CHARS_PER_TOKEN = 8
 SHORTEST_PART = 4096  # characters
-# Tokens near the end of a part may be others in the whole text.
-MARGIN = 64
+# Tokens near the end of a part may be others in the whole text: WordPiece makes one token of a word of over 100
+# characters, and up to 100 of the beginning of it.
+MARGIN = 128
 GROUP_CHARS = 1 << 20  # tokenised at a time: the library keeps 200 bytes and more for each token of a group
 
 
@@ -23,17 +24,25 @@ GROUP_CHARS = 1 << 20  # tokenised at a time: the library keeps 200 bytes and mo
 class Encoded:
     """One text's ids, after a cut if there was one; `counted` is how many tokens it had before.
 
-    `at_least`: the text was certainly too long before all of it had been looked at.
+    `at_least`: the text was certainly too long before all of it had been looked at. `left`: it was cut at its
+    beginning.
     """
 
     ids: Ids
     counted: int
     at_least: bool = False
+    left: bool = False
 
     @property
     def truncated(self) -> bool:
         """Whether tokens were cut off."""
         return self.counted > len(self.ids)
+
+    @property
+    def dropped(self) -> int:
+        """Tokens cut off at its beginning, or as many as that it had."""
+        cut = self.counted - len(self.ids)
+        return 0 if not self.left else self.counted if self.at_least else cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +117,7 @@ class Tokenizer:
             if max_length is not None and whole.counted > max_length:
                 part = self._part(prepared[index], len(encoding), direction, enough)
                 encoding = self._cut(part, max_length, direction)
-            yield Encoded(np.array(encoding.ids, np.int32), whole.counted, whole.at_least)
+            yield Encoded(np.array(encoding.ids, np.int32), whole.counted, whole.at_least, direction == "left")
 
     def encode_pairs(
         self,
@@ -212,12 +221,13 @@ class Tokenizer:
             raise TokenizationFailed(name) from None
         return encoding
 
-    def prompt_tokens(self, prompt: str) -> int:
-        """Count the leading tokens that a prompt takes: its own and the special one before it."""
+    def prompt_tokens(self, prompt: str, dropped: int = 0) -> int:
+        """Count the leading tokens that a prompt takes: its own but the first `dropped`, and the special one before."""
         if not prompt:
             return 0
-        after = self.specials - self._leading_specials()
-        return len(self._tokenizer.encode(prompt.lower() if self._lowercase else prompt)) - after
+        lead = self._leading_specials()
+        own = len(self._tokenizer.encode(self._prepare(prompt))) - self.specials
+        return lead + max(0, own - dropped)
 
     def _leading_specials(self) -> int:
         special = self._tokenizer.encode("").ids

@@ -74,3 +74,20 @@ def test_a_length_that_does_not_fit_the_memory_is_refused_at_start_up_by_name(tm
                 settle(spec, bundle, limits)
             fitted = settle(spec, bundle, Limits(max_batch_tokens=32768, memory_utilization=room)).cap
             assert fitted.tokens == 4096 and fitted.bound_by == "--max-seq, fitted to memory"
+
+
+def test_the_row_lengths_that_fit_leave_none_out_in_the_middle(tmp_path: Path, cache_dir: Path) -> None:
+    """A long row needs less memory than a packed one half as long; a short text would go into it with padding."""
+    bundle = BundleCache(cache_dir).open(str(write_bert(tmp_path / "tiny", TinyBert(positions=32768))))
+    full = settle(ModelSpec("m", "m"), bundle, Limits(max_batch_tokens=32768)).packing.seqs
+    found = set()
+    for mebibytes in range(8, 400, 8):
+        room = (resident_memory() + (mebibytes << 20)) / memory_limit()
+        limits = Limits(max_batch_tokens=32768, memory_utilization=room)
+        try:
+            seqs = settle(ModelSpec("m", "m"), bundle, limits).packing.seqs
+        except RefusedError:
+            continue
+        assert seqs == full[: len(seqs)]
+        found.add(len(seqs))
+    assert len(found) > 2

@@ -122,7 +122,7 @@ def test_the_arrays_of_a_step_follow_the_graph_contract() -> None:
     first = make_sequence(np.array([101, 7, 8, 102], np.int32), ("mean",))
     second = Sequence(
         np.array([101, 9, 102], np.int32),
-        (Slot(np.array([1, 0, 0], np.float32)), Slot(np.array([0, 0, 1], np.float32))),
+        (Slot(0, np.ones(1, np.float32)), Slot(2, np.ones(1, np.float32))),
     )
     packing = Packing((64,), 64, 1000.0)
     plan = plan_step([Item(4), Item(3, 2)], [], packing)

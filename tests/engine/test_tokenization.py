@@ -124,3 +124,25 @@ def test_a_bad_text_is_named_by_its_place_whatever_its_length(path: Path) -> Non
         with pytest.raises(TokenizationFailed) as caught:
             tokenizer.encode(["fine", "tide " * 60_000, bad], enough=128)
         assert caught.value.args == (2,)
+
+
+@pytest.mark.parametrize("direction", ["right", "left"])
+def test_a_long_word_at_the_end_of_a_part_is_counted_as_in_the_whole(path: Path, direction: str) -> None:
+    """A word of more than 100 characters is one unknown token; the first 100 of it alone would be many."""
+    tides = "tide " * 497 if direction == "right" else " tide" * 497
+    gap, word = " " * (4000 - len(tides)), "z" * 400
+    text = tides + gap + word if direction == "right" else word + gap + tides
+    part = text[:4096] if direction == "right" else text[-4096:]
+    tokenizer = Tokenizer(path)
+    assert len(tokenizer.encode([part])[0].ids) > 570, "the part has more tokens than the whole"
+    (text_of_500,) = tokenizer.encode([text], direction=direction, enough=500)
+    assert (text_of_500.counted, len(text_of_500.ids), text_of_500.at_least) == (500, 500, False)
+
+
+def test_prompt_tokens_that_a_cut_dropped_are_not_counted(path: Path) -> None:
+    tokenizer = Tokenizer(path)
+    prompt = "the tide: "  # three tokens, behind the special one
+    assert [tokenizer.prompt_tokens(prompt, dropped) for dropped in (0, 1, 3, 90)] == [4, 3, 1, 1]
+    for direction, dropped in (("right", 0), ("left", 8)):
+        (text,) = tokenizer.encode(["kelp " * 20], prompt=prompt, max_length=17, direction=direction)
+        assert text.counted - len(text.ids) == 8 and text.dropped == dropped

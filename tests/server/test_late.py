@@ -270,3 +270,26 @@ def test_labels_say_what_they_serve(
     entry = server.get(f"/v1/models/{label}").json()
     assert tuple(entry[key] for key in ("kind", "scorer", "dim", "pooling")) == (kind, scorer, dim, pooling)
     assert sorted(entry["routes"]) == sorted([*routes, "/v1/tokenize"])
+
+
+def tokenized(server: Server, **body: Any) -> Reply:
+    return server.post(body, "/v1/tokenize")
+
+
+def test_tokenize_lists_every_id_of_a_text_far_over_the_cap(server: Server) -> None:
+    (entry,) = tokenized(server, model="late", input=["tide " * 5000]).json()["data"]
+    assert entry["exceeds_limit"] and not entry["truncated"]
+    assert len(entry["ids"]) == entry["token_count"] > 5000
+
+
+def test_tokenize_lays_out_queries_and_documents_of_a_late_label(server: Server) -> None:
+    document, plain, query = (
+        tokenized(server, model="colbert", input="the tide", **kind).json()["data"][0]["ids"]
+        for kind in ({"text_type": "document"}, {}, {"text_type": "query"})
+    )
+    assert document == plain and len(query) > len(document) and query[1] != document[1]
+
+
+def test_tokenize_refuses_a_prompt_name_where_it_says_nothing(server: Server) -> None:
+    reply = tokenized(server, model="colbert", input="the tide", prompt_name="query")
+    assert problems(reply) == [("extra_fields", "prompt_name")]
