@@ -79,13 +79,12 @@ def test_cohere_ranks_documents_and_may_ask_for_more_than_there_are(server: Serv
 
 def test_huggingface_hub_embeds_text_as_it_does_with_tei(server: Server, expected: np.ndarray) -> None:
     """The client that Haystack's embedders for TEI are made of."""
-    with InferenceClient(model=f"{server.url}/embed") as client:
-        vectors = client.feature_extraction(list(TEXTS), normalize=True)
-        assert np.abs(vectors - expected).max() < 5e-6
-        cut = client.feature_extraction(long_text(600), truncate=True, truncation_direction="left")
-        assert cut.shape == (1, 48)
-        with pytest.raises(HfHubHTTPError) as caught:
-            client.feature_extraction(long_text(600), truncate=False)
+    client = InferenceClient(model=f"{server.url}/embed")
+    assert np.abs(client.feature_extraction(list(TEXTS), normalize=True) - expected).max() < 5e-6
+    cut = client.feature_extraction(long_text(600), truncate=True, truncation_direction="left")
+    assert cut.shape == (1, 48)
+    with pytest.raises(HfHubHTTPError) as caught:
+        client.feature_extraction(long_text(600), truncate=False)
     assert "input exceeds 128 token limit (counted 600; bound by model positions)" in str(caught.value)
 
 
