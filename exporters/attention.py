@@ -38,7 +38,7 @@ class Attend:
         where = tokens.position_ids if causal or reach is not None else None
 
         def mask(op: Any) -> ir.Value:
-            return segment_mask(op, tokens.segment_ids, where, causal=causal, window=reach)
+            return segment_mask(op, tokens.segment_ids, where, causal=causal, reach=reach)
 
         if tokens.packed is None:
             self._mask = mask(op)
@@ -178,22 +178,22 @@ def segment_mask(
     position_ids: ir.Value | None = None,
     *,
     causal: bool = False,
-    window: int | None = None,
+    reach: int | None = None,
 ) -> ir.Value:
     """Let a token see the tokens of its own text: [rows, seq] -> bool [rows, 1, seq, seq].
 
-    With `causal`, not those after it; with `window`, none further away than that many positions. Padding is
+    With `causal`, not those after it; with `reach`, none further away than that many positions. Padding is
     segment -1, all at one position, and sees padding: no row is masked whole and no softmax is 0/0. A token of
     segment -2 - s sees what a token of s sees, and is seen by none: a query's expansion in ColBERT.
     """
     sees = op.Max(segment_ids, op.Sub(constant(op, -2), segment_ids))
     allowed = op.Equal(op.Unsqueeze(sees, [1, 3]), op.Unsqueeze(segment_ids, [1, 2]))
-    if causal or window is not None:
+    if causal or reach is not None:
         ahead = op.Sub(op.Unsqueeze(position_ids, [1, 3]), op.Unsqueeze(position_ids, [1, 2]))  # query - key
         if causal:
             allowed = op.And(allowed, op.GreaterOrEqual(ahead, constant(op, 0)))
-        if window is not None:
-            allowed = op.And(allowed, op.LessOrEqual(op.Abs(ahead), constant(op, window)))
+        if reach is not None:
+            allowed = op.And(allowed, op.LessOrEqual(op.Abs(ahead), constant(op, reach)))
     return allowed
 
 

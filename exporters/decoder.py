@@ -1,6 +1,5 @@
 """The pre-norm decoder that the Llama and Qwen families share: RMSNorm, rotary positions, gated MLP, grouped heads."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from ffwd_ort_exporters.blocks import (
     activation,
     check_activation,
 )
+from ffwd_ort_exporters.layer_kinds import GLOBAL, LOCAL, read_kinds
 from ffwd_ort_exporters.native import Trunk
 from ffwd_ort_exporters.rotary import Rotary, Rotation, scaling_of
 
@@ -53,29 +53,29 @@ class Shape:
             intermediate=checkpoint.integer("intermediate_size"),
             vocabulary=checkpoint.integer("vocab_size"),
         )
-        kv_heads = checkpoint.integer("num_key_value_heads") if config.get("num_key_value_heads") else sizes.heads
+        kv_heads = checkpoint.integer("num_key_value_heads", default=sizes.heads)
         if sizes.heads % kv_heads:
             raise AdmissionError(f"num_attention_heads {sizes.heads} is no multiple of {kv_heads} key-value heads")
         return cls(
             sizes=sizes,
             kv_heads=kv_heads,
-            head_width=checkpoint.integer("head_dim") if config.get("head_dim") else sizes.hidden // sizes.heads,
+            head_width=checkpoint.integer("head_dim", default=max(1, sizes.hidden // sizes.heads)),
             epsilon=checkpoint.number("rms_norm_eps", 1e-6),
             act=check_activation(config.get(act_key, act)),
-            windows=_windows(config, sizes.layers),
+            windows=_windows(checkpoint, sizes.layers),
         )
 
 
-def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+def _windows(checkpoint: Checkpoint, layers: int) -> tuple[int | None, ...]:
     """Return each layer's sliding window in tokens, itself included; None where a layer sees everything."""
-    window = config.get("sliding_window")
-    if window is None or config.get("use_sliding_window") is False:
+    config = checkpoint.config
+    # Qwen2 slides from a layer on; Mistral in all of them.
+    first = checkpoint.number("max_window_layers", 0) if "use_sliding_window" in config else 0
+    kinds = read_kinds(checkpoint, layers, lambda i: LOCAL if i >= first else GLOBAL)
+    if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
         return (None,) * layers
-    kinds = config.get("layer_types")
-    if kinds is None:  # Qwen2 slides from a layer on; Mistral in all of them
-        first = int(config.get("max_window_layers", 0)) if "use_sliding_window" in config else 0
-        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
-    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+    window = checkpoint.integer("sliding_window")
+    return tuple(window if kind == LOCAL else None for kind in kinds)
 
 
 class DecoderTrunk(Trunk):

@@ -1,7 +1,6 @@
 """Gemma3's graph. Attribute names are the checkpoint's; norms store their weight less one."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,15 +8,13 @@ import onnx_ir as ir
 from onnxscript import nn
 
 from ffwd_ort.checkpoint import Checkpoint
+from ffwd_ort.errors import AdmissionError
 from ffwd_ort_exporters.attention import Attend, Tokens, can_be_long, span
 from ffwd_ort_exporters.blocks import Embedding, Linear, RMSNorm
 from ffwd_ort_exporters.decoder import GatedMLP, Shape
+from ffwd_ort_exporters.layer_kinds import GLOBAL, LOCAL, read_kinds, read_rotary
 from ffwd_ort_exporters.native import Trunk, native_exporter
-from ffwd_ort_exporters.rotary import Rotary, Rotation, scaling_of
-
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
-# Where config.json has no rope_parameters: the older key of each kind's base, and its default.
-BASES = {GLOBAL: ("rope_theta", 1_000_000.0), LOCAL: ("rope_local_base_freq", 10_000.0)}
+from ffwd_ort_exporters.rotary import Rotary, Rotation
 
 
 class Gemma3Trunk(Trunk):
@@ -30,18 +27,23 @@ class Gemma3Trunk(Trunk):
         self.sizes = shape.sizes
         positions = checkpoint.integer("max_position_embeddings")
         self.causal = not config.get("use_bidirectional_attention", False)
-        self.kinds = _kinds(config, shape.sizes.layers)
+        every = checkpoint.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
+        self.kinds = read_kinds(checkpoint, shape.sizes.layers, lambda i: LOCAL if (i + 1) % every else GLOBAL)
         # An encoder sees as many tokens to either side as half the window; a decoder the window behind it.
         window = checkpoint.integer("sliding_window")
         self.reach = window - 1 if self.causal else window // 2
         self.has_long_form = can_be_long(self.causal, shape.head_width)
         self.span = span(self.causal, self.reach)
-        scale = checkpoint.number("query_pre_attn_scalar", shape.head_width) ** -0.5
+        scalar = checkpoint.number("query_pre_attn_scalar", shape.head_width)
+        if not scalar:
+            raise AdmissionError("query_pre_attn_scalar is 0; a positive number is needed")
         self.embed_tokens = Embedding(shape.sizes.vocabulary, shape.sizes.hidden)
-        self.layers = nn.ModuleList([Layer(shape, scale) for _ in range(shape.sizes.layers)])
+        self.layers = nn.ModuleList([Layer(shape, scalar**-0.5) for _ in range(shape.sizes.layers)])
         self.norm = norm(shape.sizes.hidden, shape)
-        self.global_rotary = Rotary(*_scaling(config, GLOBAL), shape.head_width, positions)
-        self.local_rotary = Rotary(*_scaling(config, LOCAL), shape.head_width, positions)
+        wide = read_rotary(config, GLOBAL, "rope_theta", 1_000_000.0)
+        near = read_rotary(config, LOCAL, "rope_local_base_freq", 10_000.0, scales=False)
+        self.global_rotary = Rotary(*wide, shape.head_width, positions)
+        self.local_rotary = Rotary(*near, shape.head_width, positions)
 
     def forward(self, op: Any, tokens: Tokens) -> ir.Value:
         """[rows, seq] of tokens -> float32 [rows, seq, hidden]."""
@@ -61,20 +63,6 @@ class Gemma3Trunk(Trunk):
 def norm(width: int, shape: Shape) -> RMSNorm:
     """Make a norm whose stored weight lacks one."""
     return RMSNorm(width, shape.epsilon, plus=1.0)
-
-
-def _kinds(config: Mapping[str, Any], layers: int) -> list[str]:
-    every = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
-    return list(config.get("layer_types") or [LOCAL if (i + 1) % every else GLOBAL for i in range(layers)])
-
-
-def _scaling(config: Mapping[str, Any], kind: str) -> tuple[float, Mapping[str, Any]]:
-    key, default = BASES[kind]
-    given = dict((config.get("rope_parameters") or {}).get(kind) or {})
-    if not given and kind == GLOBAL:
-        given = dict(config.get("rope_scaling") or {})
-    given.setdefault("rope_theta", config.get(key, default))
-    return scaling_of({"rope_parameters": given})
 
 
 class Layer(nn.Module):

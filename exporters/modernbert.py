@@ -17,12 +17,9 @@ from ffwd_ort_exporters.blocks import (
     activation,
     check_activation,
 )
+from ffwd_ort_exporters.layer_kinds import GLOBAL, LOCAL, read_kinds, read_rotary
 from ffwd_ort_exporters.native import Trunk, native_exporter
-from ffwd_ort_exporters.rotary import Rotary, Rotation, scaling_of
-
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
-# Where config.json has no rope_parameters: the older key of each kind's base, and its default.
-BASES = {GLOBAL: ("global_rope_theta", 160_000.0), LOCAL: ("local_rope_theta", 10_000.0)}
+from ffwd_ort_exporters.rotary import Rotary, Rotation
 
 
 class ModernBertTrunk(Trunk):
@@ -34,14 +31,17 @@ class ModernBertTrunk(Trunk):
         self.sizes = bert_sizes(checkpoint)
         norm = _norm_style(checkpoint)
         width, positions = self.sizes.hidden // self.sizes.heads, checkpoint.integer("max_position_embeddings")
-        self.kinds = _kinds(config, self.sizes.layers)
+        every = checkpoint.integer("global_attn_every_n_layers", default=3)
+        self.kinds = read_kinds(checkpoint, self.sizes.layers, lambda i: LOCAL if i % every else GLOBAL)
         self.reach = checkpoint.integer("local_attention") // 2  # tokens to either side
         self.span = span(False, self.reach)
         self.embeddings = Embeddings(self.sizes, norm)
         self.layers = nn.ModuleList([Layer(config, self.sizes, norm, first=i == 0) for i in range(self.sizes.layers)])
         self.final_norm = LayerNorm(self.sizes.hidden, **norm)
-        self.global_rotary = Rotary(*_scaling(config, GLOBAL), width, positions)
-        self.local_rotary = Rotary(*_scaling(config, LOCAL), width, positions)
+        wide = read_rotary(config, GLOBAL, "global_rope_theta", 160_000.0)
+        near = read_rotary(config, LOCAL, "local_rope_theta", 10_000.0)
+        self.global_rotary = Rotary(*wide, width, positions)
+        self.local_rotary = Rotary(*near, width, positions)
 
     def forward(self, op: Any, tokens: Tokens) -> ir.Value:
         """[rows, seq] of tokens -> float32 [rows, seq, hidden]."""
@@ -57,18 +57,6 @@ class ModernBertTrunk(Trunk):
 
 def _norm_style(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"epsilon": checkpoint.number("norm_eps", 1e-5), "bias": bool(checkpoint.config.get("norm_bias", False))}
-
-
-def _kinds(config: Mapping[str, Any], layers: int) -> list[str]:
-    every = int(config.get("global_attn_every_n_layers", 3))
-    return list(config.get("layer_types") or [LOCAL if i % every else GLOBAL for i in range(layers)])
-
-
-def _scaling(config: Mapping[str, Any], kind: str) -> tuple[float, Mapping[str, Any]]:
-    key, default = BASES[kind]
-    given = dict((config.get("rope_parameters") or {}).get(kind) or config.get("rope_scaling") or {})
-    given.setdefault("rope_theta", config.get(key, default))
-    return scaling_of({"rope_parameters": given})
 
 
 class Embeddings(nn.Module):

@@ -57,6 +57,8 @@ def native_exporter(
         import_onnxruntime()  # here, so that what is missing is said before the weights are written
         checkpoint, scores = graph.checkpoint, graph.head == "scores"
         module = trunk(checkpoint)
+        if scores and classifier is None:
+            raise RefusedError(f"the exporter {family} makes no classifier, so it cannot export a cross-encoder")
         last = classifier(module.sizes.hidden) if scores and classifier else DenseHead(checkpoint.dense_modules)
         inputs = [*TOKEN_INPUTS, *(["token_type_ids"] if scores and module.token_types else [])]
         inputs += ["packed"] if module.has_long_form and graph.positions > LONG_FROM else []

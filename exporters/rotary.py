@@ -19,6 +19,16 @@ from ffwd_ort.errors import AdmissionError
 Floats = npt.NDArray[np.float32]
 
 
+def _number(scaling: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    """Return a positive number of a scaling; raise AdmissionError if it is anything else, or not there."""
+    value = scaling.get(key)
+    value = default if value is None or value == 0 else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        kind = scaling.get("rope_type", "default")
+        raise AdmissionError(f"rotary scaling {kind!r}: {key} is {value!r}; a positive number is needed")
+    return float(value)
+
+
 def plain_frequencies(base: float, width: int) -> Floats:
     """Return the inverse frequency of each pair of a head's values: base ** (-2i / width)."""
     exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
@@ -26,7 +36,7 @@ def plain_frequencies(base: float, width: int) -> Floats:
 
 
 def _linear(base: float, width: int, scaling: Mapping[str, Any], positions: int) -> tuple[Floats, float]:
-    return plain_frequencies(base, width) / np.float32(scaling["factor"]), 1.0
+    return plain_frequencies(base, width) / np.float32(_number(scaling, "factor")), 1.0
 
 
 def _plain(base: float, width: int, scaling: Mapping[str, Any], positions: int) -> tuple[Floats, float]:
@@ -36,8 +46,8 @@ def _plain(base: float, width: int, scaling: Mapping[str, Any], positions: int) 
 
 def _llama3(base: float, width: int, scaling: Mapping[str, Any], positions: int) -> tuple[Floats, float]:
     frequencies = plain_frequencies(base, width)
-    factor, low, high = (float(scaling[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
-    trained = float(scaling["original_max_position_embeddings"])
+    factor, low, high = (_number(scaling, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    trained = _number(scaling, "original_max_position_embeddings")
     wavelengths = np.float32(2 * math.pi) / frequencies
     smooth = (np.float32(trained) / wavelengths - np.float32(low)) / np.float32(high - low)
     slow = np.where(wavelengths > trained / low, frequencies / np.float32(factor), frequencies)
@@ -47,8 +57,8 @@ def _llama3(base: float, width: int, scaling: Mapping[str, Any], positions: int)
 
 
 def _yarn(base: float, width: int, scaling: Mapping[str, Any], positions: int) -> tuple[Floats, float]:
-    trained = float(scaling.get("original_max_position_embeddings") or positions)
-    factor = float(scaling.get("factor") or positions / trained)
+    trained = _number(scaling, "original_max_position_embeddings", positions)
+    factor = _number(scaling, "factor", positions / trained)
 
     def magnitude(scale: float = 1.0) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
@@ -56,11 +66,12 @@ def _yarn(base: float, width: int, scaling: Mapping[str, Any], positions: int) -
     def dimension(rotations: float) -> float:
         return width * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    attention = scaling.get("attention_factor")
-    if attention is None:
-        scales = scaling.get("mscale"), scaling.get("mscale_all_dim")
-        attention = magnitude(scales[0]) / magnitude(scales[1]) if scales[0] and scales[1] else magnitude()
-    low, high = dimension(scaling.get("beta_fast") or 32), dimension(scaling.get("beta_slow") or 1)
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        usual = magnitude(_number(scaling, "mscale")) / magnitude(_number(scaling, "mscale_all_dim"))
+    else:
+        usual = magnitude()
+    attention = _number(scaling, "attention_factor", usual)
+    low, high = dimension(_number(scaling, "beta_fast", 32)), dimension(_number(scaling, "beta_slow", 1))
     if scaling.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
@@ -69,7 +80,7 @@ def _yarn(base: float, width: int, scaling: Mapping[str, Any], positions: int) -
     powers = np.power(np.float32(base), np.arange(0, width, 2, dtype=np.float32) / np.float32(width))
     extrapolated, interpolated = np.float32(1) / powers, np.float32(1) / (np.float32(factor) * powers)
     kept = 1 - ramp
-    return (interpolated * (1 - kept) + extrapolated * kept).astype(np.float32), float(attention)
+    return (interpolated * (1 - kept) + extrapolated * kept).astype(np.float32), attention
 
 
 Scaling = Callable[[float, int, Mapping[str, Any], int], tuple[Floats, float]]
@@ -91,20 +102,17 @@ def scaling_of(config: Mapping[str, Any], default_base: float = 10_000.0) -> tup
     if not isinstance(given, Mapping):
         raise AdmissionError(f"rope_parameters is {given!r}; an object is understood")
     kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in SCALINGS:
+    if not isinstance(kind, str) or kind not in SCALINGS:
         raise AdmissionError(f"rotary scaling {kind!r} cannot be applied here; there are {', '.join(SCALINGS)}")
     if given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
         raise AdmissionError("partial_rotary_factor other than 1 cannot be applied here")
-    base = given.get("rope_theta", config.get("rope_theta", default_base))
-    return float(base), {**given, "rope_type": kind}
+    settled = {"rope_theta": config.get("rope_theta", default_base), **given, "rope_type": kind}
+    return _number(settled, "rope_theta"), settled
 
 
 def tables(base: float, scaling: Mapping[str, Any], width: int, positions: int) -> tuple[Floats, Floats]:
     """Return cosines and sines, each float32 [positions, width / 2]."""
-    try:
-        frequencies, factor = SCALINGS[scaling["rope_type"]](base, width, scaling, positions)
-    except KeyError as error:
-        raise AdmissionError(f"rotary scaling {scaling['rope_type']!r} lacks {error}") from None
+    frequencies, factor = SCALINGS[scaling["rope_type"]](base, width, scaling, positions)
     angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies[None, :]
     return np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)
 

@@ -67,13 +67,13 @@ class Checkpoint:
     weight_files: tuple[Path, ...]
     read_files: tuple[Path, ...]
 
-    def integer(self, *keys: str) -> int:
+    def integer(self, *keys: str, default: int | None = None) -> int:
         """Return a positive integer of config.json, under the first of these keys that it has.
 
-        Raises CheckpointError if it is missing or no positive integer.
+        Raises CheckpointError if it is missing, and there is no default, or no positive integer.
         """
         key = next((key for key in keys if self.config.get(key) is not None), keys[0])
-        value = self.config.get(key)
+        value = default if self.config.get(key) is None else self.config[key]
         if type(value) is not int or value < 1:
             raise CheckpointError(f"{self.path / 'config.json'}: {key} is {value!r}; a positive integer is needed")
         return value
