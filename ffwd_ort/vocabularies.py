@@ -44,6 +44,7 @@ def word_piece(checkpoint: Checkpoint, family: ModelFamily) -> Tokenizer:
         f"{start} $A {end} $B:1 {end}:1",
         [(start, vocabulary[start]), (end, vocabulary[end])],
     )
+    _add_tokens(tokenizer, checkpoint)
     return tokenizer
 
 
@@ -141,6 +142,7 @@ def unigram(checkpoint: Checkpoint, family: ModelFamily) -> Tokenizer:
     tokenizer.post_processor = processors.TemplateProcessing(
         f"{start} $A {end}", f"{start} $A {end} {end} $B {end}", ids
     )
+    _add_tokens(tokenizer, checkpoint)
     return tokenizer
 
 
