@@ -164,9 +164,9 @@ def settle_late(
 def _marker(marker: str, token_id: Callable[[str], int | None]) -> tuple[int | None, str]:
     """Return a marker's token, or the text it is where there is none.
 
-    PyLate saves "[Q] " with its space as one token; others name only its first word.
+    PyLate saves "[Q] " with its space as one token; other tokenizers have it without.
     """
-    for name in (marker, *marker.split()[:1]):
+    for name in (marker, marker.strip()):
         if name and (found := token_id(name)) is not None:
             return found, ""
     return None, marker

@@ -219,6 +219,13 @@ def test_a_marker_the_tokenizer_does_not_know_is_written_before_the_text() -> No
     assert prompts == {"query": "find: ", "document": "", "other": "x"}, "an operator may name another prompt"
 
 
+def test_a_prefix_of_several_words_is_text_though_the_tokenizer_knows_its_first() -> None:
+    assert KNOWN("tide") is not None
+    late, _ = settle_late(LateRecipe("tide query: ", "tide "), {}, KNOWN, ["[MASK]"])
+    assert (late.query_marker, late.query_text) == (None, "tide query: ")
+    assert (late.document_marker, late.document_text) == (KNOWN("tide"), "")
+
+
 def test_without_markers_prompts_stay_as_they_are() -> None:
     late, prompts = settle_late(LateRecipe(), {"query": "find: ", "document": "d: "}, KNOWN, ["[MASK]"])
     assert (late.query_marker, prompts) == (None, {"query": "find: ", "document": "d: "})
