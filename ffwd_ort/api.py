@@ -149,8 +149,9 @@ class SentenceEncoder(_Local):
             encoded = model.tokenizer.encode(texts, prompt=prompt, max_length=most, enough=model.cap.tokens)
         for index, text in enumerate(encoded):
             if len(text.ids) > model.cap.tokens:
+                count = f"at least {text.counted}" if text.at_least else str(text.counted)
                 raise ValueError(
-                    f"texts[{start + index}] has {text.counted} tokens; the limit is {model.cap.tokens} "
+                    f"texts[{start + index}] has {count} tokens; the limit is {model.cap.tokens} "
                     f"({model.cap.bound_by}); pass truncate=True to cut it"
                 )
         return self._engine.encode("model", model.sequences(encoded, prompt=prompt), timeout=NO_TIMEOUT).pooled
@@ -187,10 +188,11 @@ class _Kind(_Local):
         limits = _limits(max_seq, step_tokens)
         super().__init__(spec, provider=provider, threads=threads, limits=limits, cache_dir=cache_dir)
 
-    def _check_length(self, name: str, length: int, counted: int, remedy: str) -> None:
+    def _check_length(self, name: str, length: int, counted: int, remedy: str, at_least: bool = False) -> None:
         cap = self.model.cap
         if length > cap.tokens:
-            raise ValueError(f"{name} {counted} tokens; the limit is {cap.tokens} ({cap.bound_by}); {remedy}")
+            count = f"at least {counted}" if at_least else str(counted)
+            raise ValueError(f"{name} {count} tokens; the limit is {cap.tokens} ({cap.bound_by}); {remedy}")
 
 
 class _Ranker(_Kind):
@@ -224,9 +226,12 @@ class CrossEncoder(_Ranker):
             return np.zeros(0, np.float32)
         with _named("documents", "query"):
             pairs = list(model.tokenizer.encode_pairs(query, documents, max_length=most, enough=model.cap.tokens))
+        least = pairs[0].query + model.tokenizer.pair_specials - model.tokenizer.specials + 1
+        self._check_length("query makes pairs of at least", least, least, "the query is never cut")
         for index, pair in enumerate(pairs):
             remedy = "pass truncate=True to cut it"
-            self._check_length(f"documents[{index}] makes a pair of", len(pair.ids), pair.counted, remedy)
+            makes = f"documents[{index}] makes a pair of"
+            self._check_length(makes, len(pair.ids), pair.counted, remedy, pair.at_least)
         scores: Floats = self._engine.encode("model", model.pair_sequences(pairs), timeout=NO_TIMEOUT).pooled[:, 0]
         return scores
 
@@ -260,7 +265,8 @@ class LateInteractionEncoder(_Ranker):
         with _named("texts"):
             encoded = list(SCORERS[MAXSIM].encode(model, texts, query=query, max_length=most, direction="right"))
         for index, text in enumerate(encoded):
-            self._check_length(f"texts[{index}] has", len(text.ids), text.counted, "pass truncate=True to cut it")
+            remedy = "pass truncate=True to cut it"
+            self._check_length(f"texts[{index}] has", len(text.ids), text.counted, remedy, text.at_least)
         late = model.manifest.late
         assert late is not None  # models of this kind have it
         make = query_sequence if query else document_sequence
@@ -290,10 +296,11 @@ class ContextualEncoder(_Kind):
             if isinstance(document, str) or not document:
                 raise ValueError(f"documents[{index}] must be a sequence of at least one chunk")
             with _named(f"documents[{index}]"):
-                chunks = [chunk.ids for chunk in model.tokenizer.encode_chunks(list(document), enough=model.cap.tokens)]
-            (sequence,) = model.document_sequences([chunks])
-            self._check_length(f"documents[{index}] has", sequence.length, sequence.length, "make fewer chunks of it")
-            made.append(sequence)
+                chunks = list(model.tokenizer.encode_chunks(list(document), enough=model.cap.tokens))
+            length = sum(len(chunk.ids) + 1 for chunk in chunks) - 1  # one separator between neighbours
+            remedy, at_least = "make fewer chunks of it", any(chunk.at_least for chunk in chunks)
+            self._check_length(f"documents[{index}] has", length, length, remedy, at_least)
+            made += model.document_sequences([[chunk.ids for chunk in chunks]])
         if not made:
             return []
         vectors = self._engine.encode("model", made, timeout=NO_TIMEOUT).vectors

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ffwd_ort import ContextualEncoder, LateInteractionEncoder, SentenceEncoder
+from ffwd_ort import ContextualEncoder, CrossEncoder, LateInteractionEncoder, SentenceEncoder
 from ffwd_ort.errors import RefusedError
 from ffwd_ort_conformance.tiny import TEXTS, TinyBert, long_text, write_bert
-from ffwd_ort_conformance.tiny_families import TinyDecoder, write_decoder
+from ffwd_ort_conformance.tiny_families import TinyDecoder, write_cross_encoder, write_decoder
 from ffwd_ort_conformance.tiny_late import WIDTH, write_colbert
 
 
@@ -222,3 +222,15 @@ def test_a_checkpoint_of_another_kind_is_refused_naming_it(tiny: Path, tmp_path:
         LateInteractionEncoder(tiny, cache_dir=tmp_path)
     with pytest.raises(RefusedError, match="tiny-bert is of the family bert, which was not trained on chunks"):
         ContextualEncoder(tiny, cache_dir=tmp_path)
+
+
+def test_a_query_that_leaves_no_room_for_a_document_is_named(tmp_path: Path, cache_dir: Path) -> None:
+    with CrossEncoder(write_cross_encoder(tmp_path / "ce", "bert"), cache_dir=cache_dir) as encoder:
+        most = encoder.model.cap.tokens
+        fits, over = " ".join(["tide"] * (most - 4)), " ".join(["tide"] * (most - 3))
+        assert encoder.score(fits, ["kelp", long_text(500)], truncate=True).shape == (2,)
+        for truncate in (True, False):
+            with pytest.raises(ValueError, match=f"query makes pairs of at least {most + 1} tokens; .* never cut"):
+                encoder.score(over, ["kelp"], truncate=truncate)
+        with pytest.raises(ValueError, match=r"documents\[1\] makes a pair of at least \d+ tokens; .*truncate=True"):
+            encoder.score("tide", ["kelp", "tide " * 5000])

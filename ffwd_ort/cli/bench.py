@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from ffwd_ort.engine.packing import LONG_FROM
 from ffwd_ort.errors import FfwdError, UsageError
 
 VOCABULARY = (
@@ -180,6 +181,8 @@ def _server(url: str, model: str | None, api_key: str | None) -> Iterator[Opened
         finally:
             connection.close()
         shapes = re.findall(r'ffwd_encode_steps_total\{.*?rows="(\d+)",seq="(\d+)"\} ([\d.e+]+)', page)
+        if any(int(seq) > LONG_FROM and float(count) for _, seq, count in shapes):
+            return 0.0, 0.0  # a long row is run at its text's own length, which no series has
         computed = sum(int(rows) * int(seq) * float(count) for rows, seq, count in shapes)
         padding = sum(float(n) for n in re.findall(r'ffwd_tokens_total\{kind="padding".*?\} ([\d.e+]+)', page))
         return computed - padding, computed

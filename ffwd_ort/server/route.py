@@ -46,10 +46,10 @@ class ModelRoute(PostResource):
             return check(body, models, self._rules)
 
     def _settled(self, body: Mapping[str, Any], models: Mapping[str, ServedModel]) -> str:
-        """Name the label that a body is for; text from a client is never one."""
+        """Name the label that a body is for, if it serves this route; text from a client is never one."""
         serving = [label for label, model in models.items() if self.serves(model)]
         label = body.get("model") if "model" in body or len(serving) != 1 else serving[0]
-        return label if isinstance(label, str) and label in models else ""
+        return label if isinstance(label, str) and label in serving else ""
 
     def account(self, req: falcon.Request, texts: int, tokens: int) -> None:
         """Say of a request how many texts and tokens it has, padding left out."""

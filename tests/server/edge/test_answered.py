@@ -160,12 +160,6 @@ def test_e54_a_bundles_label_takes_its_own_pooling(edge: Server) -> None:
     assert np.abs(vectors(edge.post(body | {"pooling": "mean"})) - vectors(edge.post(body))).max() < 5e-6
 
 
-@pytest.mark.xfail(strict=True, reason="a row about releases: a plain bundle's pooling is honoured (http.md section 1)")
-def test_e54_a_release_refuses_another_pooling(edge: Server) -> None:
-    reply = edge.post(MINI | {"model": "sealed", "pooling": "cls"})
-    assert (reply.status, reply.code, reply.param) == (422, "value_error.contract", "pooling")
-
-
 def test_e56_e57_prompts_are_what_was_typed_by_hand(edge: Server) -> None:
     asked = [MRL | {"text_type": "query"}, MRL | {"input_type": "search_query"}, MRL | {"input": "the tide: x"}]
     replies = [edge.post(body) for body in asked]
