@@ -245,8 +245,9 @@ def test_a_killed_worker_is_replaced_by_one_that_serves(serve: Serve, tiny: Path
 
 def test_two_workers_share_the_load_and_the_limit(serve: Serve, tiny: Path) -> None:
     server = serve("--model", f"tiny={tiny}", "--workers", "2", "--max-concurrent-requests", "9")
-    assert len(children(server.process.pid)) == 2
     deadline = time.monotonic() + 30
+    while len(children(server.process.pid)) < 2:  # the first may answer before the second is forked
+        assert time.monotonic() < deadline
     while not all(server.post({"input": "x"}).status == 200 for _ in range(40)):  # each answers for itself
         assert time.monotonic() < deadline
 
