@@ -18,7 +18,7 @@ from ffwd_ort.loading import limits_of, make_engine, session_settings_of
 from ffwd_ort.server.app import Application, create_app
 from ffwd_ort.server.metrics import VARIABLE, metrics_folder, remove_folder, worker_died
 from ffwd_ort.server.report import loading_failed, print_ready
-from ffwd_ort.server.worker import FfwdWorker, end_process
+from ffwd_ort.server.worker import FfwdWorker, Succession, end_process
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,9 @@ def settings(config: ServerConfig) -> dict[str, Any]:
         "control_socket_disable": True,
         "loglevel": "info" if config.verbose else "warning",
         "proc_name": "ffwd-server",
-        "on_starting": begin_metrics,
+        "on_starting": begin,
+        "on_reload": lambda arbiter: arbiter.succession.begin(arbiter.worker_age),
+        "pre_fork": introduce,
         "post_worker_init": start_engine,
         "worker_exit": close_engine,
         "child_exit": lambda _arbiter, worker: worker_died(worker.pid),
@@ -56,10 +58,16 @@ def settings(config: ServerConfig) -> dict[str, Any]:
     }
 
 
-def begin_metrics(arbiter: Any) -> None:
-    """Make the folder of the workers' numbers, before there are any workers."""
+def begin(arbiter: Any) -> None:
+    """Make what the workers share, before there are any: the folder of their numbers, and what a reload tells them."""
+    arbiter.succession = Succession()
     arbiter.metrics_given = VARIABLE in os.environ
     arbiter.metrics_folder = metrics_folder()
+
+
+def introduce(arbiter: Any, worker: Any) -> None:
+    """Give a worker what it shares with the others, before it is forked."""
+    worker.succession = arbiter.succession
 
 
 def end_metrics(arbiter: Any) -> None:
@@ -93,6 +101,7 @@ def start_engine(worker: Any) -> None:
     if worker.age > worker.cfg.workers:
         while not engine.wait_until_loaded(1.0):
             worker.notify()
+        worker.succession.serves(worker.age)
     threading.Thread(target=_watch, args=[engine], name="ffwd-watchdog", daemon=True).start()
 
 

@@ -8,6 +8,7 @@ closes for up to 2 s in the one thread that accepts (500 clients that kept their
 
 import contextlib
 import logging
+import mmap
 import os
 import selectors
 import socket
@@ -34,6 +35,7 @@ SEND_SECONDS = 60.0  # for a client to take a piece of its answer
 LINGER_SECONDS = 2.0  # for a client to close after us, so that its unread bytes do not reset our answer
 LINGER_BYTES = 1 << 16  # read and thrown away meanwhile, at most
 DRAIN_MARGIN = 1.0  # before the graceful timeout, to answer what cannot be finished
+SUCCESSOR_SECONDS = 0.05  # between two looks at whether a successor serves
 
 # Which answer each of gunicorn's own refusals is; what is not listed is a bad request.
 HTTP_ERRORS: dict[type[Exception], str] = {
@@ -73,12 +75,43 @@ class Lingering:
     bytes_left: int = LINGER_BYTES
 
 
+class Succession:
+    """What a reload's workers know of each other: two ages in memory that the master shares with all it forks.
+
+    gunicorn forks the successors and sends SIGTERM to the others at once, as if the server were to end.
+    """
+
+    def __init__(self) -> None:
+        self._ages = memoryview(mmap.mmap(-1, 16)).cast("Q")  # the oldest to stay is above [0]; [1] serves
+
+    def begin(self, newest: int) -> None:
+        """Say, in the master, that every worker up to this age is to be replaced."""
+        self._ages[0] = newest
+
+    def serves(self, age: int) -> None:
+        """Say, in a worker, that it is about to accept connections."""
+        self._ages[1] = max(self._ages[1], age)
+
+    def replaces(self, age: int) -> bool:
+        """Tell whether a worker of this age is one of those to be replaced."""
+        return age <= self._ages[0]
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a successor serves, but no longer than this."""
+        end = time.monotonic() + seconds
+        while self._ages[1] <= self._ages[0] and time.monotonic() < end:
+            time.sleep(SUCCESSOR_SECONDS)
+
+
 class FfwdWorker(ThreadWorker):  # type: ignore[misc]
-    """One process with one engine."""
+    """One process with one engine. Whoever forks it sets `succession`."""
+
+    succession: Succession
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._lingering: deque[Lingering] = deque()
+        self._handing_over = False
 
     def enqueue_req(self, conn: TConn) -> None:
         """Give a new connection a socket with a deadline."""
@@ -150,14 +183,28 @@ class FfwdWorker(ThreadWorker):  # type: ignore[misc]
             client.sendall(head.encode() + body)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Begin to drain: new requests get 503, those in flight are finished."""
+        """Begin to drain: new requests get 503, those in flight are finished. In a reload, hand over first."""
         if self.alive:
-            self.wsgi.engine.drain()
             patience = max(0.1, self.cfg.graceful_timeout - DRAIN_MARGIN)
-            timer = threading.Timer(patience, self.wsgi.engine.close, [Draining("out of time"), 0.0])
-            timer.daemon = True
-            timer.start()
+            if self.succession.replaces(self.age) and not self._handing_over:  # a second signal means it
+                self._handing_over = True
+                threading.Thread(target=self._hand_over, args=[patience], daemon=True).start()
+                return
+            self.wsgi.engine.drain()
+            self._close_engine_after(patience)
         super().handle_exit(sig, frame)
+
+    def _hand_over(self, patience: float) -> None:
+        """Serve until a successor does; then take no more connections, and answer what still comes on open ones."""
+        began = time.monotonic()
+        self.succession.wait(patience)
+        self._close_engine_after(max(0.1, began + patience - time.monotonic()))
+        super().handle_exit(0, None)
+
+    def _close_engine_after(self, seconds: float) -> None:
+        timer = threading.Timer(seconds, self.wsgi.engine.close, [Draining("out of time"), 0.0])
+        timer.daemon = True
+        timer.start()
 
     def set_accept_enabled(self, enabled: bool) -> None:
         """When stopping, take what waits in the backlog, then refuse new connections at once."""

@@ -94,11 +94,11 @@ def test_openai_reads_400_where_the_operator_wants_that(serve: Callable[..., Ser
 
 
 def test_openai_waits_as_long_as_a_429_says_and_then_succeeds(serve: Callable[..., Server], tiny: Path) -> None:
-    """One place in flight, held by a request whose body is still to come, until 0.3 s after the first refusal."""
+    """One place in flight, held by a request whose body is still to come, until 0.3 s after a refusal."""
     server = serve("--model", f"tiny={tiny}", "--max-concurrent-requests", "1")
     with socket.create_connection(("127.0.0.1", server.port)) as holder:
         holder.sendall(HELD)
-        wait_until(lambda: server.post({"input": "x"}).status == 429)
+        wait_until(lambda: b"ffwd_inflight_requests 1.0" in server.get("/metrics").body)
         with connect(server) as hasty, pytest.raises(openai.RateLimitError) as caught:
             hasty.embeddings.create(model="tiny", input="x")
         assert caught.value.response.headers["retry-after"] == "1" and caught.value.code == "overloaded"
