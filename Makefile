@@ -6,9 +6,13 @@ VENV := .venv
 CONFORMANCE := .venv-conformance
 # Apart from that one: optimum takes older transformers, tokenizers and huggingface_hub.
 OPTIMUM := .venv-optimum
+# What `make bench-peers` measures beside us, in three environments: their requirements exclude one another.
+PEERS := .venv-peers
+LLAMA ?= llama-cpp-python==0.3.36
+INFINITY ?= infinity-emb[torch,optimum]==0.0.78
 PIP_FLAGS := --quiet --disable-pip-version-check
 
-.PHONY: serve test check conformance test-optimum bench format clean
+.PHONY: serve test check conformance test-optimum bench bench-peers format clean
 
 serve: $(VENV)/.cpu
 	$(VENV)/bin/ffwd-server --demo $(ARGS)
@@ -31,12 +35,16 @@ test-optimum: $(OPTIMUM)/.optimum
 bench: $(CONFORMANCE)/.conformance
 	$(CONFORMANCE)/bin/python -m benchmarks.bench $(ARGS)
 
+# The first run compiles llama.cpp. What cannot be installed is left out of the table, by name and with the reason.
+bench-peers: $(PEERS)/.peers $(PEERS)/.llama $(PEERS)-optimum/.peers $(PEERS)-infinity/.peers
+	$(PEERS)/bin/python -m benchmarks.peers $(ARGS)
+
 format: $(VENV)/.dev
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(CONFORMANCE) $(OPTIMUM) build *.egg-info
+	rm -rf $(VENV) $(CONFORMANCE) $(OPTIMUM) $(PEERS) $(PEERS)-optimum $(PEERS)-infinity build *.egg-info
 
 $(VENV)/.cpu: setup.cfg pyproject.toml
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
@@ -61,4 +69,31 @@ $(OPTIMUM)/.optimum: setup.cfg pyproject.toml
 	test -x $(OPTIMUM)/bin/python || $(PYTHON) -m venv $(OPTIMUM)
 	$(OPTIMUM)/bin/python -m pip install $(PIP_FLAGS) '$(TORCH)'
 	$(OPTIMUM)/bin/python -m pip install $(PIP_FLAGS) -e '.[cpu,test,optimum]'
+	touch $@
+
+$(PEERS)/.peers: setup.cfg pyproject.toml
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install $(PIP_FLAGS) '$(TORCH)'
+	$(PEERS)/bin/python -m pip install $(PIP_FLAGS) -e '.[cpu,peers]'
+	touch $@
+
+# Its source stays: the converter to GGUF is not in the package that it installs.
+$(PEERS)/.llama: $(PEERS)/.peers
+	-test -d $(PEERS)/src || { mkdir $(PEERS)/src && \
+	  $(PEERS)/bin/python -m pip download $(PIP_FLAGS) --no-deps --no-binary llama-cpp-python -d $(PEERS)/src '$(LLAMA)' && \
+	  tar -xzf $(PEERS)/src/*.tar.gz -C $(PEERS)/src; }
+	-$(PEERS)/bin/python -m pip show --quiet llama-cpp-python || \
+	  nice -n 19 $(PEERS)/bin/python -m pip install $(PIP_FLAGS) $(PEERS)/src/llama_cpp_python-*/
+	touch $@
+
+$(PEERS)-optimum/.peers: setup.cfg pyproject.toml
+	-test -x $(PEERS)-optimum/bin/python || $(PYTHON) -m venv $(PEERS)-optimum
+	-$(PEERS)-optimum/bin/python -m pip install $(PIP_FLAGS) '$(TORCH)'
+	-$(PEERS)-optimum/bin/python -m pip install $(PIP_FLAGS) -e '.[cpu,optimum]' 'sentence-transformers >= 5.1'
+	touch $@
+
+$(PEERS)-infinity/.peers:
+	-test -x $(PEERS)-infinity/bin/python || $(PYTHON) -m venv $(PEERS)-infinity
+	-$(PEERS)-infinity/bin/python -m pip install $(PIP_FLAGS) '$(TORCH)'
+	-$(PEERS)-infinity/bin/python -m pip install $(PIP_FLAGS) '$(INFINITY)'
 	touch $@

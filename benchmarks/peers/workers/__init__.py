@@ -1,0 +1,1 @@
+"""One process for each contender, each in the environment that has its library."""
