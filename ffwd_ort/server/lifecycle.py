@@ -70,6 +70,11 @@ def introduce(arbiter: Any, worker: Any) -> None:
     worker.succession = arbiter.succession
 
 
+def introduce(arbiter: Any, worker: Any) -> None:
+    """Give a worker what it shares with the others, before it is forked."""
+    worker.succession = arbiter.succession
+
+
 def end_metrics(arbiter: Any) -> None:
     """Remove the folder of the workers' numbers once they have ended."""
     remove_folder(arbiter.metrics_folder, arbiter.metrics_given)
