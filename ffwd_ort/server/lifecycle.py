@@ -4,9 +4,11 @@ import contextlib
 import logging
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ffwd_ort.bundle import Bundle
@@ -26,7 +28,17 @@ SPARE_THREADS = 64  # above the admission limit, or 429 could never be sent and 
 IDLE_CONNECTIONS = 1024
 BOOT_ERROR = 3  # gunicorn's own status for "do not try again"
 WATCHDOG_SECONDS = 1.0
+NO_ROOM_SECONDS = 1.0  # before a worker that found no room for its numbers is started anew
 ANSWER_SECONDS = 2.0  # for threads to send their answers once the engine has failed
+
+# The files in which prometheus_client keeps a worker's numbers, and their bytes: by themselves, and for each label.
+# Measured with one label: 12 KiB of counters, 14 KiB of histograms.
+NUMBERS = {
+    "counter": (1 << 16, 1 << 15),
+    "histogram": (1 << 16, 1 << 15),
+    "gauge_livesum": (1 << 12, 0),
+    "gauge_max": (1 << 12, 1 << 11),
+}
 
 
 def settings(config: ServerConfig) -> dict[str, Any]:
@@ -48,21 +60,33 @@ def settings(config: ServerConfig) -> dict[str, Any]:
         "control_socket_disable": True,
         "loglevel": "info" if config.verbose else "warning",
         "proc_name": "ffwd-server",
-        "on_starting": begin,
+        "on_starting": lambda arbiter: begin(arbiter, config),
         "on_reload": lambda arbiter: arbiter.succession.begin(arbiter.worker_age),
         "pre_fork": introduce,
+        "post_fork": lambda arbiter, worker: settle_in(arbiter, worker, len(config.models)),
         "post_worker_init": start_engine,
         "worker_exit": close_engine,
-        "child_exit": lambda _arbiter, worker: worker_died(worker.pid),
+        "child_exit": bury,
         "on_exit": end_metrics,
     }
 
 
-def begin(arbiter: Any) -> None:
+def begin(arbiter: Any, config: ServerConfig) -> None:
     """Make what the workers share, before there are any: the folder of their numbers, and what a reload tells them."""
     arbiter.succession = Succession()
     arbiter.metrics_given = VARIABLE in os.environ
-    arbiter.metrics_folder = metrics_folder()
+    try:
+        arbiter.metrics_folder = metrics_folder()
+        try:
+            for worker in range(config.workers):
+                reserve_numbers(arbiter.metrics_folder, f"room{worker}", len(config.models))
+        finally:
+            for room in arbiter.metrics_folder.glob("*_room*.db"):
+                room.unlink()
+    except OSError as error:
+        print(loading_failed(_no_room(error)), file=sys.stderr, flush=True)
+        end_metrics(arbiter)
+        sys.exit(BOOT_ERROR)
 
 
 def introduce(arbiter: Any, worker: Any) -> None:
@@ -70,14 +94,49 @@ def introduce(arbiter: Any, worker: Any) -> None:
     worker.succession = arbiter.succession
 
 
-def introduce(arbiter: Any, worker: Any) -> None:
-    """Give a worker what it shares with the others, before it is forked."""
-    worker.succession = arbiter.succession
+def settle_in(arbiter: Any, worker: Any, labels: int) -> None:
+    """Take the room of a worker's numbers, in it and before anything else; without room it is started anew."""
+    try:
+        reserve_numbers(arbiter.metrics_folder, worker.pid, labels)
+    except OSError as error:
+        print(loading_failed(_no_room(error)), file=sys.stderr, flush=True)
+        time.sleep(NO_ROOM_SECONDS)
+        end_process(1)
+
+
+def reserve_numbers(folder: Path, name: object, labels: int) -> None:
+    """Have the disk hold every byte of a worker's files: they are mapped, and a write that finds none is SIGBUS.
+
+    They appear whole, since a sibling may read them at any time. Raises OSError if there is no room.
+    """
+    for kind, (size, each) in NUMBERS.items():
+        file, scratch = folder / f"{kind}_{name}.db", folder / f"{kind}_{name}.new"
+        numbers = file.read_bytes() if file.exists() else b""  # of a dead worker that had the same pid
+        try:
+            scratch.write_bytes(numbers.ljust(size + each * labels, b"\0"))
+            scratch.replace(file)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+def bury(arbiter: Any, worker: Any) -> None:
+    """Take a dead worker out of the sums over live ones; its counters stay, in no more room than they need."""
+    worker_died(worker.pid)
+    for file in arbiter.metrics_folder.glob(f"*_{worker.pid}.db"):
+        with contextlib.suppress(OSError), file.open("r+b") as numbers:
+            numbers.truncate(max(8, int.from_bytes(numbers.read(4), sys.byteorder)))  # how much is in use
 
 
 def end_metrics(arbiter: Any) -> None:
     """Remove the folder of the workers' numbers once they have ended."""
-    remove_folder(arbiter.metrics_folder, arbiter.metrics_given)
+    if (folder := getattr(arbiter, "metrics_folder", None)) is not None:
+        remove_folder(folder, arbiter.metrics_given)
+
+
+def _no_room(error: OSError) -> FfwdError:
+    return FfwdError(
+        f"the workers' numbers cannot be kept in {os.environ.get(VARIABLE, tempfile.gettempdir())}: {error}"
+    )
 
 
 def load_app(config: ServerConfig, bundles: Sequence[Bundle]) -> Application:
