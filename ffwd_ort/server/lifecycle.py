@@ -84,7 +84,7 @@ def begin(arbiter: Any, config: ServerConfig) -> None:
             for room in arbiter.metrics_folder.glob("*_room*.db"):
                 room.unlink()
     except OSError as error:
-        print(loading_failed(_no_room(error)), file=sys.stderr, flush=True)
+        _say(_no_room(error))
         end_metrics(arbiter)
         sys.exit(BOOT_ERROR)
 
@@ -99,7 +99,7 @@ def settle_in(arbiter: Any, worker: Any, labels: int) -> None:
     try:
         reserve_numbers(arbiter.metrics_folder, worker.pid, labels)
     except OSError as error:
-        print(loading_failed(_no_room(error)), file=sys.stderr, flush=True)
+        _say(_no_room(error))
         time.sleep(NO_ROOM_SECONDS)
         end_process(1)
 
@@ -201,7 +201,13 @@ def _watch(engine: Engine) -> None:
 def _end(engine: Engine, error: BaseException) -> None:
     """End the worker: for good if it could not load, to be started anew if it failed later."""
     if not engine.loaded:
-        print(loading_failed(error), file=sys.stderr, flush=True)
+        _say(error)
         end_process(BOOT_ERROR)
     log.critical("the engine failed: %s", error, exc_info=error)
     threading.Timer(ANSWER_SECONDS, end_process, [1]).start()
+
+
+def _say(error: BaseException) -> None:
+    """Say why the process ends; that nobody can read it (a log on a full disk) must not keep it from ending."""
+    with contextlib.suppress(OSError, ValueError):
+        print(loading_failed(error), file=sys.stderr, flush=True)
