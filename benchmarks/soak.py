@@ -21,7 +21,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import HTTPConnection, HTTPException
@@ -246,14 +245,16 @@ def verdict(idle: Sample, samples: Sequence[Sample], after: Sample, tallies: dic
 
 
 def wait_for_all(server: Server, workers: int) -> None:
-    """Wait until every worker serves: each answers for itself, and so many at once go to all of them."""
+    """Wait until every worker serves: it has then mapped the file of what it says of its models."""
     server.wait_ready(120)
-    deadline, statuses = time.monotonic() + 120, {503}
-    with ThreadPoolExecutor(16) as pool:
-        while len(workers_of(server.process.pid)) < workers or statuses != {200}:
-            if time.monotonic() > deadline:
-                raise RuntimeError("not every worker is ready")
-            statuses = set(pool.map(lambda _: server.get("/ready").status, range(100)))
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):  # one ended meanwhile
+            pids = workers_of(server.process.pid)
+            if len(pids) >= workers and all(f"gauge_max_{p}.db" in Path(f"/proc/{p}/maps").read_text() for p in pids):
+                return
+        time.sleep(0.05)
+    raise RuntimeError("not every worker is ready")
 
 
 def settled(pid: int, idle: Sample, seconds: float = 20.0) -> Sample:
@@ -271,16 +272,15 @@ def soak(server: Server, workers: int, seconds: float, mix: Sequence[Kind]) -> t
     """Run the load against a server; return what is wrong, and the figures."""
     pid = server.process.pid
     wait_for_all(server, workers)
-    idle = sample(pid)
     load = Load(server.port, mix)
     for _ in range(4 * workers - 3):  # on a connection each: every worker is to have seen the large bodies
         load.learn()
+    time.sleep(1.0)  # for their connections to be closed
+    idle, samples = sample(pid), list[Sample]()
     load.start()
-    samples: list[Sample] = []
-    interval = min(5.0, seconds / 40)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        time.sleep(interval)
+        time.sleep(min(5.0, seconds / 40))
         samples.append(sample(pid))
     load.stop()
     after = settled(pid, idle)
