@@ -13,10 +13,11 @@ from ffwd_ort.checkpoint import Checkpoint
 from ffwd_ort.engine.packing import LONG_FROM
 from ffwd_ort.engine.sessions import import_onnxruntime
 from ffwd_ort.errors import CheckpointError, RefusedError
-from ffwd_ort.export import Exporter, GraphFacts, GraphOrder, Progress
+from ffwd_ort.export import DTYPES, INT8, Exporter, GraphFacts, GraphOrder, Progress
 from ffwd_ort_exporters.attention import Tokens
 from ffwd_ort_exporters.blocks import Weight, pool
 from ffwd_ort_exporters.heads import Classifier, DenseHead
+from ffwd_ort_exporters.quantize import quantize_linear_layers
 from ffwd_ort_exporters.weights import open_weights
 
 OPSET = 23
@@ -68,11 +69,14 @@ def native_exporter(
             for parameter in _parameters(module, last, model):
                 if isinstance(parameter, Weight):  # the others are computed, and have their values
                     parameter.bind(weights)
+            if graph.dtype == INT8:
+                linear = [p for p in dict(module.named_parameters()).values() if isinstance(p, Weight) and p.transpose]
+                quantize_linear_layers(model, linear)
             save_graph(model, folder, progress)
         load_once(folder / GRAPH)
         return GraphFacts(tuple(value.name or "" for value in model.graph.inputs), module.sizes, module.span)
 
-    return Exporter(family, write)
+    return Exporter(family, write, dtypes=DTYPES)
 
 
 def _build(module: Trunk, head: DenseHead | Classifier, family: str, inputs: Sequence[str], output: str) -> ir.Model:

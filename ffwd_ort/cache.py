@@ -12,7 +12,7 @@ import orjson
 from ffwd_ort.bundle import MANIFEST, Bundle, is_bundle, open_bundle, sha256
 from ffwd_ort.checkpoint import read_checkpoint
 from ffwd_ort.errors import BundleError, CheckpointError, SourceError
-from ffwd_ort.export import NATIVE, OPTIMUM, Export, Progress, check_kind, export_bundle, hash_files, plan_export
+from ffwd_ort.export import F32, NATIVE, OPTIMUM, Export, Progress, check_kind, export_bundle, hash_files, plan_export
 from ffwd_ort.sources import Resolved, default_cache_dir, locked, remove_tree, resolve
 
 KEY_LENGTH = 16
@@ -39,15 +39,15 @@ class BundleCache:
         self._sources = self.root / "sources"
         self._hashes = self.root / "hashes.json"
 
-    def find(self, source: str) -> Bundle | None:
+    def find(self, source: str, dtype: str = F32) -> Bundle | None:
         """Return the bundle of a source: itself if it is one, else its cached export, None if there is none yet.
 
         Raises RefusedError in all its kinds: no such source, damaged, not admitted.
         """
         resolved = resolve(source, self.root)
         if is_bundle(resolved.path):
-            return open_bundle(resolved.path)
-        _, _, target = self._plan(resolved)
+            return _as_asked(open_bundle(resolved.path), NATIVE, None, dtype)
+        _, _, target = self._plan(resolved, dtype=dtype)
         return self._cached(target) if target.is_dir() else None
 
     def open(
@@ -57,16 +57,17 @@ class BundleCache:
         *,
         exporter: str = NATIVE,
         kind: str | None = None,
+        dtype: str = F32,
     ) -> Bundle:
         """Return the bundle of a source as `find` does; export it first if need be.
 
-        `exporter` and `kind` are as plan_export takes them. Raises RefusedError in all its kinds: also that the
-        bundle cannot be written.
+        `exporter`, `kind` and `dtype` are as plan_export takes them. Raises RefusedError in all its kinds: also that
+        the bundle cannot be written.
         """
         resolved = resolve(source, self.root)
         if is_bundle(resolved.path):
-            return _as_asked(open_bundle(resolved.path), exporter, kind)
-        export, hashes, target = self._plan(resolved, exporter, kind)
+            return _as_asked(open_bundle(resolved.path), exporter, kind, dtype)
+        export, hashes, target = self._plan(resolved, exporter, kind, dtype)
         if target.is_dir():
             return self._cached(target)
         with locked(self._bundles / f"{target.name}.lock"):  # a second process waits, and finds it made
@@ -76,22 +77,29 @@ class BundleCache:
         return self._cached(target)
 
     def export_to(
-        self, source: str, target: Path, progress: Progress, *, exporter: str = NATIVE, kind: str | None = None
+        self,
+        source: str,
+        target: Path,
+        progress: Progress,
+        *,
+        exporter: str = NATIVE,
+        kind: str | None = None,
+        dtype: str = F32,
     ) -> Bundle:
         """Write a source's bundle at `target`; raise RefusedError if it is one already or cannot be written."""
         resolved = resolve(source, self.root)
         if is_bundle(resolved.path):
             raise BundleError(f"{source} is a bundle already")
-        export, hashes, _ = self._plan(resolved, exporter, kind)
+        export, hashes, _ = self._plan(resolved, exporter, kind, dtype)
         names = {"name": resolved.name, "revision": resolved.revision}
         return export_bundle(export, target, hashes=hashes, progress=progress, **names)
 
     def _plan(
-        self, resolved: Resolved, exporter: str = NATIVE, kind: str | None = None
+        self, resolved: Resolved, exporter: str = NATIVE, kind: str | None = None, dtype: str = F32
     ) -> tuple[Export, dict[str, str], Path]:
         """Admit the checkpoint and find the place of its bundle."""
         checkpoint = read_checkpoint(resolved.path)
-        export = plan_export(checkpoint, exporter, kind)
+        export = plan_export(checkpoint, exporter, kind, dtype)
         hashes = hash_files(checkpoint, self._remembered_hash)
         key = hashlib.sha256(export.key(hashes).encode()).hexdigest()[:KEY_LENGTH]
         return export, hashes, self._bundles / key
@@ -164,11 +172,16 @@ class BundleCache:
                 remove_tree(known[key])
 
 
-def _as_asked(bundle: Bundle, exporter: str, kind: str | None) -> Bundle:
+def _as_asked(bundle: Bundle, exporter: str, kind: str | None, dtype: str) -> Bundle:
     """Return a bundle that was given as the source; raise RefusedError if it is not what was asked for."""
     manifest = bundle.manifest
     if exporter == OPTIMUM and manifest.exporter != OPTIMUM:
         raise BundleError(f"{bundle.path} is a bundle already, written by the exporter {manifest.exporter}")
+    if manifest.dtype != dtype:
+        raise BundleError(
+            f"{bundle.path} holds {manifest.dtype} and {dtype} is asked for; write one that does: "
+            f"ffwd-ort export {manifest.source.name} -o BUNDLE --dtype {dtype}"
+        )
     check_kind(kind, manifest.source.name, manifest.kind, manifest.family, in_context=manifest.separator is not None)
     return bundle
 

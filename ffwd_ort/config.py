@@ -57,6 +57,7 @@ class ModelSpec:
     api: str = "openai"
     kind: str | None = "embedding"
     rerank: str | None = None
+    precision: str = "f32"
 
     @property
     def flag(self) -> str:
@@ -168,7 +169,7 @@ _OPTIONS: dict[str, Callable[[str, str], Any]] = {
     "normalize": _one_of(*NORMALIZE),
     "token_ids": _one_of("refuse", "accept"),
     "prompts": _prompts_file,
-    "precision": _one_of("f32", later=("int8",)),
+    "precision": _one_of("f32", "int8"),
 }
 
 

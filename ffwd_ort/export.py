@@ -27,7 +27,9 @@ from ffwd_ort.version import VERSION
 
 EXPORTERS_GROUP = "ffwd_ort.exporters"
 TARGETS = ("cpu",)
-DTYPES = ("f32",)
+# int8: the linear layers in 8 bits, approximately.
+F32, INT8 = "f32", "int8"
+DTYPES = (F32, INT8)
 # `--exporter`: the family's own plugin, or the one plugin that exports what transformers has a model of.
 NATIVE, OPTIMUM = "native", "optimum"
 # `--kind`: the kind of bundle that each kind of label is served from.
@@ -38,11 +40,12 @@ Progress = Callable[[str, int, int], None]  # what, done, total
 
 @dataclass(frozen=True)
 class GraphOrder:
-    """The graph that is wanted of a checkpoint: its head, and the most tokens a text may have."""
+    """The graph that is wanted of a checkpoint: its head, the most tokens a text may have, one of DTYPES."""
 
     checkpoint: Checkpoint
     head: str
     positions: int
+    dtype: str = F32
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,15 @@ class GraphFacts:
 
 @dataclass(frozen=True)
 class Exporter:
-    """A plugin that writes model.onnx and model.onnx.data of a family into a folder; `summary` is for people."""
+    """A plugin that writes model.onnx and model.onnx.data of a family into a folder.
+
+    `summary` is for people; `dtypes` are those of DTYPES that it can write.
+    """
 
     family: str
     write: Callable[[GraphOrder, Path, Progress], GraphFacts]
     summary: str = "ONNX, opset 23"
+    dtypes: tuple[str, ...] = (F32,)
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,7 @@ class Export:
     head: str
     pooling: PoolingConfig
     normalize: bool
+    dtype: str = F32
 
     def key(self, hashes: dict[str, str]) -> str:
         """Name everything that the bundle's bytes depend on, besides the files hashed in `hashes`."""
@@ -97,17 +105,17 @@ class Export:
             self.exporter,
             self.exporter_version,
             TARGETS[0],
-            DTYPES[0],
+            self.dtype,
             *sorted(hashes.items()),
         )
         return "\n".join(map(str, facts))
 
 
-def plan_export(checkpoint: Checkpoint, exporter: str = NATIVE, wanted: str | None = None) -> Export:
+def plan_export(checkpoint: Checkpoint, exporter: str = NATIVE, wanted: str | None = None, dtype: str = F32) -> Export:
     """Admit a checkpoint and settle its recipe.
 
-    `wanted` is the kind of label that must be able to serve it, a key of SERVED_FROM. Raises AdmissionError for what
-    cannot be served correctly.
+    `wanted` is the kind of label that must be able to serve it, a key of SERVED_FROM; `dtype` one of DTYPES. Raises
+    AdmissionError for what cannot be served correctly.
     """
     admission = admit(checkpoint, _fallback(checkpoint) if exporter == OPTIMUM else None)
     family = admission.family
@@ -127,7 +135,8 @@ def plan_export(checkpoint: Checkpoint, exporter: str = NATIVE, wanted: str | No
     if exporter == OPTIMUM:
         _check_optimum(checkpoint, admission, head)
     plugin = OPTIMUM if exporter == OPTIMUM else family.name
-    return Export(checkpoint, admission, plugin, plugin_fingerprint(EXPORTERS_GROUP, plugin), head, pooling, normalize)
+    version = plugin_fingerprint(EXPORTERS_GROUP, plugin)
+    return Export(checkpoint, admission, plugin, version, head, pooling, normalize, dtype)
 
 
 def check_kind(wanted: str | None, name: str, kind: str, family: str, *, in_context: bool) -> None:
@@ -192,12 +201,16 @@ def export_bundle(
     it cannot be written, CheckpointError if the weights are not what the graph needs.
     """
     checkpoint, family = export.checkpoint, export.admission.family
-
     exporter = find_plugin(EXPORTERS_GROUP, export.exporter, Exporter)
+    if export.dtype not in exporter.dtypes:
+        raise AdmissionError(
+            f"{checkpoint.path.name}: the exporter {export.exporter} writes {', '.join(exporter.dtypes)}, "
+            f"not {export.dtype}"
+        )
 
     def fill(folder: Path) -> Manifest:
         positions, dense = family.capacity(checkpoint), checkpoint.dense_modules
-        facts = exporter.write(GraphOrder(checkpoint, export.head, positions), folder, progress)
+        facts = exporter.write(GraphOrder(checkpoint, export.head, positions, export.dtype), folder, progress)
         tokenizer = write_tokenizer(checkpoint, family, folder / TOKENIZER)
         if tokenizer.bound > facts.sizes.vocabulary:
             raise CheckpointError(
@@ -235,7 +248,7 @@ def export_bundle(
             positions=positions,
             position_offset=family.offset(checkpoint),
             pad_positions=family.pad_positions,
-            dtype=DTYPES[0],
+            dtype=export.dtype,
             target=TARGETS[0],
             inputs=facts.inputs,
             span=facts.span,

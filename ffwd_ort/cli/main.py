@@ -30,7 +30,7 @@ def make_parser() -> Parser:
     kinds = ["embedding", "contextual", "late", "reranker"]
     export.add_argument("--kind", choices=kinds, help="refuse what labels of this kind could not be served from")
     export.add_argument("--target", choices=["cpu"], default="cpu", help="what it is for (default cpu)")
-    export.add_argument("--dtype", choices=["f32"], default="f32", help="type of the weights (default f32)")
+    export.add_argument("--dtype", choices=["f32", "int8"], default="f32", help="int8 is approximate (default f32)")
     export.add_argument("--check", action="store_true", help="compare with the NumPy evaluator and say the difference")
     export.add_argument("--quiet", action="store_true", help="no progress bar")
     export.set_defaults(run=run_export)
@@ -90,7 +90,7 @@ def run_export(arguments: Any) -> None:
     from ffwd_ort.cli.progress import progress_bar
 
     cache = BundleCache(arguments.cache_dir)
-    asked = {"exporter": arguments.exporter, "kind": arguments.kind}
+    asked = {"exporter": arguments.exporter, "kind": arguments.kind, "dtype": arguments.dtype}
     began = time.monotonic()
     with progress_bar("exporting", quiet=arguments.quiet) as progress:
         if arguments.output is None:

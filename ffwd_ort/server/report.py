@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from ffwd_ort.config import ServerConfig
 from ffwd_ort.engine.engine import LoadedModel
 from ffwd_ort.engine.machine import resident_memory
+from ffwd_ort.export import INT8
 from ffwd_ort.families import CONTEXTUAL, CROSS_ENCODER, EMBEDDING, LATE
 
 RERANK = ("/v1/rerank", '"query":"When is low water?","documents":["At 06:40.","Kelp season opens in May."]')
@@ -38,12 +39,13 @@ def model_lines(model: LoadedModel) -> list[str]:
     served = model.served
     manifest, trained = served.manifest, served.manifest.trained_length
     shapes = served.packing.shapes()
+    precision = manifest.dtype + (", approximate" if manifest.dtype == INT8 else "")
     lines = [
         f"{served.label}: {manifest.family} {served.kind}, {served.dim} dimensions, "
         f"{'+'.join(served.pooling) or 'no'} pooling, {'unit length' if served.normalize else 'not normalised'}"
         + (f", reranks by {served.scorer}" if served.scorer else ""),
         f"  texts of up to {served.cap.tokens} tokens (bound by {served.cap.bound_by})",
-        f"  {model.runner.provider} ({', '.join(model.runner.execution_providers)}), {manifest.dtype}; "
+        f"  {model.runner.provider} ({', '.join(model.runner.execution_providers)}), {precision}; "
         f"{len(model.seconds)} of {len(shapes)} shapes run in {sum(model.seconds.values()):.1f} s, "
         f"largest {shapes[0].rows}x{shapes[0].seq}",
     ]

@@ -507,7 +507,6 @@ def test_a_label_and_a_source_are_needed(text: str, capsys: pytest.CaptureFixtur
         ("token_ids=1", "option token_ids='1': permitted: refuse, accept"),
         ("api=cohere", "option api='cohere': permitted: openai, default, perplexity, pplx"),
         ("precision=f64", "option precision='f64': permitted: f32, int8"),
-        ("precision=int8", "option precision='int8' is not available yet in this version"),
         ("rerank=maxsim", "option rerank='maxsim': permitted: cosine"),
         ("colour=red", "unknown option 'colour'; there are api, min_dim, max_seq,"),
         ("max_seq=9:colour=red", "unknown option 'colour'; there are"),

@@ -243,6 +243,14 @@ def test_a_killed_worker_is_replaced_by_one_that_serves(serve: Serve, tiny: Path
     assert server.post({"input": "x"}).status == 200
 
 
+def test_a_label_in_8_bits_stands_beside_the_exact_one_and_says_so(serve: Serve, tiny: Path) -> None:
+    server = serve("--model", f"exact={tiny}", "--model", f"quick={tiny}:precision=int8")
+    exact, quick = (server.post({"input": "low water", "model": m}).json()["data"][0] for m in ("exact", "quick"))
+    assert 1e-6 < np.abs(np.subtract(exact["embedding"], quick["embedding"])).max() < 0.05
+    assert [model["precision"] for model in server.get("/health").json()["models"]] == ["f32", "int8"]
+    assert "int8, approximate; " in server.output
+
+
 def test_two_workers_share_the_load_and_the_limit(serve: Serve, tiny: Path) -> None:
     server = serve("--model", f"tiny={tiny}", "--workers", "2", "--max-concurrent-requests", "9")
     deadline = time.monotonic() + 30
