@@ -26,6 +26,7 @@ from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -298,15 +299,13 @@ def soak(server: Server, workers: int, seconds: float, mix: Sequence[Kind]) -> t
 
 
 def _summary(tally: Tally) -> dict[str, object]:
-    times = tally.milliseconds or [float("nan")]
-    p50, p99 = np.percentile(times, [50, 99]).round(1).tolist()
+    p50, p99 = np.percentile(tally.milliseconds or [np.nan], [50, 99]).round(1).tolist()
     return {"count": len(tally.milliseconds), "p50_ms": p50, "p99_ms": p99, "unexpected": dict(tally.unexpected)}
 
 
-def table(figures: dict[str, object]) -> str:
+def table(figures: dict[str, Any]) -> str:
     """Write the figures for people."""
     requests, workers = figures["requests"], figures["workers"]
-    assert isinstance(requests, dict) and isinstance(workers, dict)
     lines = [f"{'clients':<14}{'answers':>9}{'p50 ms':>10}{'p99 ms':>10}  unexpected"]
     for name, row in requests.items():
         lines.append(f"{name:<14}{row['count']:>9}{row['p50_ms']:>10}{row['p99_ms']:>10}  {row['unexpected'] or '-'}")
