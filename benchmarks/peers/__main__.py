@@ -34,6 +34,8 @@ def main() -> None:
     known = [contender.name for contender in CONTENDERS]
     if unknown := set(arguments.only or []) - set(known):
         parser.error(f"no such contender: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    if arguments.rounds < 1:
+        parser.error("--rounds: at least 1 is needed")
     chosen = [c for c in CONTENDERS if c.name == BASE or not arguments.only or c.name in arguments.only]
 
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -53,6 +55,8 @@ def main() -> None:
     race = Race(names, WORK)
     try:
         race.start(chosen, folder, texts_file, threads)
+        if BASE in race.left_out:
+            sys.exit(f"{BASE} itself cannot run: {race.left_out[BASE]}")
         race.compare_vectors()
         race.run(arguments.rounds)
     finally:

@@ -48,6 +48,7 @@ class Process:
             env=environment(),
             text=True,
             bufsize=1,
+            process_group=0,  # its own: should we be killed, the kernel hangs up on what is stopped in it
         )
         try:
             self.versions: dict[str, str] = self._answer(LOAD_SECONDS)["versions"]

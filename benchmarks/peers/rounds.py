@@ -89,7 +89,7 @@ class Race:
             return None
 
     def _vectors(self, contender: Contender, name: str) -> Path:
-        return self._work / f"{contender.slug}-{name}.npy"
+        return self._work.absolute() / f"{contender.slug}-{name}.npy"  # infinity changes its folder
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
