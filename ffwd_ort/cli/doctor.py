@@ -38,7 +38,8 @@ def findings() -> Iterator[tuple[str, str]]:
     """Yield a line each: what was looked at, and what was found."""
     yield "machine", f"{platform.system()} {platform.machine()}"
     yield "cores", f"{available_cores()} (by affinity and cgroup)"
-    yield "memory", f"{memory_limit() / 2**30:.1f} GiB (by machine, cgroup and limits)"
+    memory = memory_limit()
+    yield "memory", f"{memory.bytes / 2**30:.1f} GiB (by the {memory.bound_by})"
     yield "cache", str(default_cache_dir())
     try:
         ort = import_onnxruntime()

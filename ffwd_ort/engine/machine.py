@@ -5,49 +5,84 @@ import ctypes
 import math
 import os
 import resource
+from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
 UNLIMITED = 1 << 60  # cgroup v1 writes a number near 2^63 for "no limit"
 
 
-def available_cores(cgroup: Path = CGROUP) -> int:
+@dataclass(frozen=True)
+class Memory:
+    """The bytes this process may hold, and what says so: "machine", "cgroup" or "RLIMIT_AS"."""
+
+    bytes: int
+    bound_by: str
+
+
+def _cgroup_folders(controller: str, cgroup: Path, membership: Path) -> list[Path]:
+    """Return this process's group of a controller and every group around it: each has a limit that holds.
+
+    A line of /proc/self/cgroup is `0::/path` in version 2, `number:controller,…:/path` in version 1. In a container
+    the path may be that of the host, which is not to be seen there: the root then is the container's own group.
+    """
+    try:
+        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
+    except OSError:
+        lines = []
+    folders = [cgroup, cgroup / controller]
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = cgroup / controller if controllers else cgroup
+        own = root / path.strip("/")
+        folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(root)]
+    return list(dict.fromkeys(folders))
+
+
+def available_cores(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
     """Return the cores this process may keep busy: its affinity, less if a cgroup quota says so; at least 1."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cpu_quota(cgroup)
-    return max(1, min(affinity, math.ceil(quota)) if quota else affinity)
+    quotas = [_cpu_quota(folder) for folder in _cgroup_folders("cpu", cgroup, membership)]
+    return max(1, min([affinity, *(math.ceil(quota) for quota in quotas if quota)]))
 
 
-def _cpu_quota(cgroup: Path) -> float | None:
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text().strip()
-            period = (cgroup / "cpu/cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return None
-    return None if quota in ("max", "-1") else int(quota) / int(period)
+def _cpu_quota(folder: Path) -> float | None:
+    """Return the cores that one group may keep busy; None where it sets no limit."""
+    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+            return None if quota in ("max", "-1") else int(quota) / int(period)
+    return None
 
 
-def memory_limit(cgroup: Path = CGROUP) -> int:
-    """Return the bytes this process may hold: the least of the machine's memory, a cgroup's limit and RLIMIT_AS."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            limits.append(int((cgroup / name).read_text()))
-        except (OSError, ValueError):
-            continue
+def memory_limit(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> Memory:
+    """Return the least of the machine's memory, the cgroups' limits and RLIMIT_AS."""
+    limits = [Memory(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "machine")]
+    for folder in _cgroup_folders("memory", cgroup, membership):
+        for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):
+                limits.append(Memory(int((folder / name).read_text()), "cgroup"))
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
-        limits.append(soft)
-    return min(limit for limit in limits if 0 < limit < UNLIMITED)
+        limits.append(Memory(soft, "RLIMIT_AS"))
+    return min((limit for limit in limits if 0 < limit.bytes < UNLIMITED), key=lambda limit: limit.bytes)
 
 
 def resident_memory() -> int:
     """Return the bytes of memory this process holds now; 0 where /proc does not tell."""
+    return _held(1)
+
+
+def held_of(memory: Memory) -> int:
+    """Return the bytes that a limit already counts: what is resident, or for RLIMIT_AS all addresses in use."""
+    return _held(0 if memory.bound_by == "RLIMIT_AS" else 1)
+
+
+def _held(column: int) -> int:
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text().split()[column]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return 0
 

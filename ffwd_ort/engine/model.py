@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from dataclasses import dataclass
 
-from ffwd_ort.bundle import Bundle, Manifest
+from ffwd_ort.bundle import WEIGHTS, Bundle, Manifest
 from ffwd_ort.config import ModelSpec
 from ffwd_ort.engine import vectors
-from ffwd_ort.engine.machine import memory_limit, resident_memory
+from ffwd_ort.engine.fitting import BY_MEMORY, Room, fit
+from ffwd_ort.engine.machine import held_of, memory_limit
 from ffwd_ort.engine.packing import TOKENS_PER_CHUNK, TOKENS_PER_SLOT, Packing, Positions
 from ffwd_ort.engine.sequences import Floats, Ids, Sequence, make_document, make_sequence
-from ffwd_ort.engine.shapes import EncodeShape, seq_ladder, step_bytes
+from ffwd_ort.engine.shapes import seq_ladder
 from ffwd_ort.engine.tokenization import Encoded, EncodedPair, Tokenizer
 from ffwd_ort.errors import RefusedError
 from ffwd_ort.families import CONTEXTUAL, CROSS_ENCODER, EMBEDDING, LATE
@@ -21,7 +21,7 @@ DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 # The kind of bundle that a kind of label needs, where they differ; and how labels score, where they do by kind.
 BUNDLE_KINDS = {CONTEXTUAL: EMBEDDING}
 SCORERS_BY_KIND = {CROSS_ENCODER: "logit", LATE: "maxsim"}
-FITTED = "--max-seq, fitted to memory"
+FITTED = f"--max-seq, {BY_MEMORY}"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Cap:
 class ServedModel:
     """Everything a request needs to know of a label. `pooling` and `normalize` are the settled ones.
 
-    `scorer` is how it reranks: "logit", "maxsim", "cosine" or not at all.
+    `scorer` is how it reranks: "logit", "maxsim", "cosine" or not at all. `step_bound_by` is what bounds the tokens
+    of a step, `room` what the shapes were fitted to.
     """
 
     label: str
@@ -58,6 +59,8 @@ class ServedModel:
     tokenizer: Tokenizer
     cap: Cap
     packing: Packing
+    step_bound_by: str
+    room: Room
     pooling: tuple[str, ...]
     normalize: bool
     min_dim: int
@@ -149,7 +152,7 @@ def settle(spec: ModelSpec, bundle: Bundle, limits: Limits) -> ServedModel:
             f"{needed} tokens that every text or pair has"
         )
     packing = _packing(kind, manifest, cap.tokens, len(pooling), limits)
-    packing, cap = _fit(spec, manifest, packing, cap, limits)
+    packing, cap, step_bound_by, room = _fit(spec, manifest, packing, cap, limits)
     return ServedModel(
         label=spec.label,
         kind=kind,
@@ -158,6 +161,8 @@ def settle(spec: ModelSpec, bundle: Bundle, limits: Limits) -> ServedModel:
         tokenizer=tokenizer,
         cap=cap,
         packing=packing,
+        step_bound_by=step_bound_by,
+        room=room,
         pooling=pooling,
         normalize={"contract": manifest.normalize and kind != CONTEXTUAL, "always": True, "never": False}[
             spec.normalize
@@ -230,30 +235,25 @@ def _packing(kind: str, manifest: Manifest, cap: int, vectors: int, limits: Limi
     return Packing(seqs, budget, 3.0 * manifest.sizes.hidden, limits.batch_size, per_slot, long, manifest.packs)
 
 
-def _fit(spec: ModelSpec, manifest: Manifest, packing: Packing, cap: Cap, limits: Limits) -> tuple[Packing, Cap]:
-    """Drop row lengths whose steps would not fit the memory there is; a length asked for by flag is refused instead."""
-    room = int(memory_limit() * limits.memory_utilization / limits.workers) - resident_memory()
-    room -= manifest.files["model.onnx.data"].size
-    sizes = manifest.sizes
-
-    def fits(seq: int) -> bool:
-        shape = EncodeShape(packing.max_rows(seq), seq)
-        span = manifest.span if packing.is_long(seq) else seq
-        # A long row holds one text: the vectors of a document's chunks at most, else one or a few.
-        many = packing.tokens_per_slot == TOKENS_PER_CHUNK or not packing.is_long(seq)
-        slots = packing.slots(seq) if many else len(manifest.pooling)
-        measures = {"hidden": sizes.hidden, "intermediate": sizes.intermediate, "heads": sizes.heads}
-        return room > step_bytes(shape, **measures, span=span, slots=slots)
-
-    # A text goes into the shortest row that holds it: without one in the middle, into one far too long for it.
-    seqs = tuple(takewhile(fits, packing.seqs))
-    if seqs == packing.seqs:
-        return packing, cap
-    largest = max(seqs, default=0)
-    if not seqs or cap.bound_by == "--max-seq":
+def _fit(
+    spec: ModelSpec, manifest: Manifest, packing: Packing, cap: Cap, limits: Limits
+) -> tuple[Packing, Cap, str, Room]:
+    """Leave out what does not fit the memory there is; a length asked for by flag is refused instead."""
+    memory = memory_limit()
+    bytes_left = int(memory.bytes * limits.memory_utilization / limits.workers) - held_of(memory)
+    room = Room(bytes_left - manifest.files[WEIGHTS].size, limits.memory_utilization, memory)
+    fitted = fit(packing, manifest, room.bytes)
+    bound_by = BY_MEMORY if fitted.budget < packing.budget else _step_bound(limits)
+    if fitted.seqs == packing.seqs:
+        return fitted, cap, bound_by, room
+    longest = max(fitted.seqs, default=0)
+    if not longest or cap.bound_by == "--max-seq":
         raise RefusedError(
-            f"{spec.flag} {spec.label}: rows of {packing.seqs[-1]} tokens do not fit the memory there is "
-            f"({max(room, 0) >> 20} MiB under --memory-utilization {limits.memory_utilization:g}); "
-            + (f"--max-seq {largest} would fit" if largest else "no row fits")
+            f"{spec.flag} {spec.label}: rows of {packing.seqs[-1]} tokens do not fit the memory there is ({room}); "
+            + (f"--max-seq {longest} would fit" if longest else "no row fits")
         )
-    return replace(packing, seqs=seqs), Cap(largest, FITTED)
+    return fitted, Cap(longest, FITTED), bound_by, room
+
+
+def _step_bound(limits: Limits) -> str:
+    return "--step-tokens" if limits.step_tokens <= limits.max_batch_tokens else "--max-batch-tokens"

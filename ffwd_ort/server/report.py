@@ -23,7 +23,9 @@ def print_ready(config: ServerConfig, models: Sequence[LoadedModel], bound: str)
     for model in models:
         print(*model_lines(model), sep="\n")
     url = address(bound)
-    print(f"memory {resident_memory() >> 20} MiB a worker, {config.workers} worker(s)")
+    print(
+        f"memory {resident_memory() >> 20} MiB a worker, {config.workers} worker(s); shapes may take {models[-1].served.room}"
+    )
     print(f"ready: {url}")
     if url.startswith("http"):
         served = models[0].served
@@ -44,7 +46,8 @@ def model_lines(model: LoadedModel) -> list[str]:
         f"{served.label}: {manifest.family} {served.kind}, {served.dim} dimensions, "
         f"{'+'.join(served.pooling) or 'no'} pooling, {'unit length' if served.normalize else 'not normalised'}"
         + (f", reranks by {served.scorer}" if served.scorer else ""),
-        f"  texts of up to {served.cap.tokens} tokens (bound by {served.cap.bound_by})",
+        f"  texts of up to {served.cap.tokens} tokens (bound by {served.cap.bound_by}), steps of "
+        f"{served.packing.budget} (bound by {served.step_bound_by})",
         f"  {model.runner.provider} ({', '.join(model.runner.execution_providers)}), {precision}; "
         f"{len(model.seconds)} of {len(shapes)} shapes run in {sum(model.seconds.values()):.1f} s, "
         f"largest {shapes[0].rows}x{shapes[0].seq}",

@@ -7,6 +7,7 @@ from typing import Any
 import falcon
 
 from ffwd_ort.engine.engine import CLOSED, DRAINING, FAILED, SERVING, STARTING, Engine, LoadedModel
+from ffwd_ort.engine.fitting import largest
 from ffwd_ort.server import responses
 from ffwd_ort.server.middleware import Resource
 from ffwd_ort.version import VERSION
@@ -34,6 +35,13 @@ DESCRIBED: dict[str, Callable[[LoadedModel], Any]] = {
     "trained_length": lambda m: m.served.manifest.trained_length,
     "max_seq": lambda m: m.served.packing.seqs[-1],
     "step_tokens": lambda m: m.served.packing.budget,
+    "step_tokens_bound_by": lambda m: m.served.step_bound_by,
+    "memory": lambda m: {
+        "limit_bytes": m.served.room.memory.bytes,
+        "bound_by": m.served.room.memory.bound_by,
+        "room_bytes": m.served.room.bytes,
+        "largest_step_bytes": largest(m.served.packing, m.served.manifest),
+    },
     "provider": lambda m: m.runner.provider,
     "execution_providers": lambda m: list(m.runner.execution_providers),
     "precision": lambda m: m.served.manifest.dtype,

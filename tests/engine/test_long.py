@@ -61,7 +61,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square(
 
 def test_a_length_that_does_not_fit_the_memory_is_refused_at_start_up_by_name(tmp_path: Path, cache_dir: Path) -> None:
     """Heads of 20 have no flash kernel: rows of 32768 would keep 34 GB of scores. Heads of 24 have one."""
-    room = (resident_memory() + (2 << 30)) / memory_limit()
+    room = (resident_memory() + (2 << 30)) / memory_limit().bytes
     limits = Limits(max_seq=32000, max_batch_tokens=32768, memory_utilization=room)
     spec = ModelSpec("m", "m")
     for width, fits in ((20, False), (24, True)):
@@ -82,7 +82,7 @@ def test_the_row_lengths_that_fit_leave_none_out_in_the_middle(tmp_path: Path, c
     full = settle(ModelSpec("m", "m"), bundle, Limits(max_batch_tokens=32768)).packing.seqs
     found = set()
     for mebibytes in range(8, 400, 8):
-        room = (resident_memory() + (mebibytes << 20)) / memory_limit()
+        room = (resident_memory() + (mebibytes << 20)) / memory_limit().bytes
         limits = Limits(max_batch_tokens=32768, memory_utilization=room)
         try:
             seqs = settle(ModelSpec("m", "m"), bundle, limits).packing.seqs
