@@ -23,7 +23,7 @@ class Room:
     memory: Memory
 
     def __str__(self) -> str:
-        limit = f"{self.memory.bytes / 2**30:.1f} GiB by the {self.memory.bound_by}"
+        limit = f"{self.memory.bytes / 2**30:.1f} GiB ({self.memory.bound_by})"
         return f"{max(self.bytes, 0) >> 20} MiB under --memory-utilization {self.share:g} of {limit}"
 
 

@@ -23,9 +23,8 @@ def print_ready(config: ServerConfig, models: Sequence[LoadedModel], bound: str)
     for model in models:
         print(*model_lines(model), sep="\n")
     url = address(bound)
-    print(
-        f"memory {resident_memory() >> 20} MiB a worker, {config.workers} worker(s); shapes may take {models[-1].served.room}"
-    )
+    print(f"memory {resident_memory() >> 20} MiB a worker, {config.workers} worker(s)")
+    print(f"shapes may take {models[-1].served.room}")
     print(f"ready: {url}")
     if url.startswith("http"):
         served = models[0].served

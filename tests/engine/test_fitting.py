@@ -67,7 +67,7 @@ def test_a_step_that_memory_made_smaller_is_served_and_reported(bundle: Bundle, 
     command = [sys.executable, "-c", script, str(bundle.path)]
     budget, bound_by, cap, room = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     assert 16 <= budget < 16384 and bound_by == "fitted to memory" and cap == 128
-    assert "by the RLIMIT_AS" in room
+    assert "GiB (RLIMIT_AS)" in room
 
 
 @pytest.mark.parametrize(
