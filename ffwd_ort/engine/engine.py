@@ -252,8 +252,7 @@ class Engine:
 
     def _run(self, batch: Batch) -> tuple[EncodeStep, Floats]:
         model = self.models[batch.model]
-        sequences = [job.sequences[i] for job, i in batch.members]
-        step = lay_out(batch.plan, sequences, model.served.positions)
+        step = lay_out(batch.plan, batch.sequences(), model.served.positions)
         began = self._clock()
         self._running = (began, began + max(STUCK_SECONDS, STUCK_FACTOR * model.usual(step.shape)))
         try:
@@ -274,8 +273,8 @@ class Engine:
     def _deliver(self, batch: Batch, done: tuple[EncodeStep, Floats]) -> None:
         step, output = done
         for p in step.placements:
-            job, index = batch.members[p.item]
-            job.deliver(index, job.sequences[index].finish(_of(output, p)))
+            for job, index in batch.members[p.item]:  # a copy each: requests share no memory
+                job.deliver(index, job.sequences[index].finish(_of(output, p)))
 
     def _retry_apart(self, batch: Batch) -> None:
         """Run a failed step again request by request, so that only the one which carries the poison fails.
@@ -290,7 +289,7 @@ class Engine:
             try:
                 while waiting:
                     plan = plan_step([job.items[i] for i in waiting], [], packing)
-                    single = Batch(batch.model, plan, [(job, i) for i in waiting])
+                    single = Batch(batch.model, plan, [[(job, i)] for i in waiting])
                     self._deliver(single, self._run(single))
                     done = {i for _, i in single.chosen()}
                     waiting = [i for i in waiting if i not in done]

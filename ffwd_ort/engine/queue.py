@@ -25,6 +25,7 @@ class Job:
     def __init__(self, model: str, sequences: list[Sequence], submitted: float, deadline: float) -> None:
         self.model = model
         self.sequences = sequences
+        self.hashes = [hash(s.key()) for s in sequences]
         self.items = [Item(s.length, len(s.slots)) for s in sequences]
         self.pending = sorted(range(len(sequences)), key=lambda i: sequences[i].length)  # shortest first
         self.vectors: list[Floats | None] = [None] * len(sequences)
@@ -65,17 +66,27 @@ class Job:
         return None
 
 
+Text = tuple[Job, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What goes into the next step of a model: the plan, and the (request, sequence) behind each of its indices."""
+    """What goes into the next step of a model: the plan, and behind each of its indices the texts that it computes.
+
+    A text is a (request, index of the sequence); those of one index are equal.
+    """
 
     model: str
     plan: Plan
-    members: list[tuple[Job, int]]
+    members: list[list[Text]]
 
-    def chosen(self) -> list[tuple[Job, int]]:
-        """List the members that the plan has placed."""
-        return [self.members[i] for row in self.plan.rows for i in row]
+    def chosen(self) -> list[Text]:
+        """List the texts that the plan has placed."""
+        return [text for row in self.plan.rows for i in row for text in self.members[i]]
+
+    def sequences(self) -> list[Sequence]:
+        """List the sequence behind each index."""
+        return [job.sequences[i] for ((job, i), *_) in self.members]
 
 
 class FairQueue:
@@ -185,15 +196,17 @@ class FairQueue:
         self._waiting.move_to_end(model)
         packing = self._packing[model]
         first = _nominate(ring, packing.budget)
-        more = _fillers(ring, set(first))
-        members = [*first, *more]
-        items = [job.items[i] for job, i in members]
-        plan = plan_step(items[: len(first)], items[len(first) :], packing)
+        nominated = set(first)
+        more = _fillers(ring, nominated)
+        members = _together([*first, *more])
+        items = [job.items[i] for ((job, i), *_) in members]
+        turns = sum(text in nominated for (text, *_) in members)
+        plan = plan_step(items[:turns], items[turns:], packing)
         batch = Batch(model, plan, members)
         self._remove(ring, batch, first)
         return batch
 
-    def _remove(self, ring: deque[Job], batch: Batch, first: list[tuple[Job, int]]) -> None:
+    def _remove(self, ring: deque[Job], batch: Batch, first: list[Text]) -> None:
         now = self._clock()
         taken: dict[Job, set[int]] = {}
         for job, index in batch.chosen():
@@ -213,10 +226,31 @@ class FairQueue:
             del self._waiting[batch.model]
 
 
-def _nominate(ring: deque[Job], budget: int) -> list[tuple[Job, int]]:
+def _together(texts: list[Text]) -> list[list[Text]]:
+    """Put texts with equal sequences together, in the order of the first of each: they are computed once."""
+    found: dict[int, list[list[Text]]] = {}
+    groups: list[list[Text]] = []
+    for job, index in texts:
+        alike = found.setdefault(job.hashes[index], [])
+        key = job.sequences[index].key() if alike else b""
+        group = next((group for group in alike if _key(group[0]) == key), None)
+        if group is None:
+            group = []
+            alike.append(group)
+            groups.append(group)
+        group.append((job, index))
+    return groups
+
+
+def _key(text: Text) -> bytes:
+    job, index = text
+    return job.sequences[index].key()
+
+
+def _nominate(ring: deque[Job], budget: int) -> list[Text]:
     """Take each request's share of a step, longest texts first; rotates the ring past those served."""
     quantum = max(budget // len(ring), SMALLEST_QUANTUM)
-    nominees: list[tuple[Job, int]] = []
+    nominees: list[Text] = []
     spent = 0
     while not nominees:
         for _ in range(len(ring)):
@@ -238,10 +272,10 @@ def _nominate(ring: deque[Job], budget: int) -> list[tuple[Job, int]]:
     return nominees
 
 
-def _fillers(ring: deque[Job], nominated: set[tuple[Job, int]]) -> list[tuple[Job, int]]:
+def _fillers(ring: deque[Job], nominated: set[Text]) -> list[Text]:
     """Sample waiting texts of every length, from requests in turn, for the gaps of a step."""
     share = max(1, MOST_FILLERS // len(ring))
-    fillers: list[tuple[Job, int]] = []
+    fillers: list[Text] = []
     for job in ring:
         stride = -(-len(job.pending) // share)
         fillers += [(job, i) for i in job.pending[::stride] if (job, i) not in nominated]

@@ -368,3 +368,15 @@ def test_the_runtime_reports_nothing_to_its_makers(bundle: Bundle, tmp_path: Pat
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("ORT_", "XDG_"))} | {"HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", script, str(bundle.path)], env=environment, check=True, timeout=60)
     assert list(tmp_path.rglob("*")) == []
+
+
+def test_requests_that_ask_for_the_same_text_share_a_step_s_vector_but_no_memory(start: Start) -> None:
+    computed: list[int] = []
+    engine = start(
+        lambda feeds, out: (computed.append(int((feeds["segment_ids"] >= 0).sum())), out)[1], wait_seconds=0.5
+    )
+    computed.clear()
+    (mine, _), (theirs, _) = (engine.submit("tiny", texts(20), engine._clock() + 60) for _ in range(2))
+    (first,), (second,) = mine.future.result(30), theirs.future.result(30)
+    assert computed == [20]
+    assert (first == second).all() and not np.shares_memory(first, second)

@@ -1,5 +1,6 @@
 """The fair queue: turns, deadlines, admission."""
 
+import itertools
 import threading
 
 import numpy as np
@@ -31,8 +32,12 @@ def make_queue(clock: Clock, *models: str, budget: int = 512) -> FairQueue:
     return queue
 
 
+NUMBERS = itertools.count()
+
+
 def make_job(*lengths: int, model: str = "m", deadline: float = 1e9) -> Job:
-    sequences = [make_sequence(np.full(n, 7, np.int32), ("mean",)) for n in lengths]
+    """Make a request of texts that no other has."""
+    sequences = [make_sequence(np.full(n, next(NUMBERS), np.int32), ("mean",)) for n in lengths]
     return Job(model, sequences, 100.0, deadline)
 
 
@@ -49,6 +54,22 @@ def test_a_short_query_goes_into_the_next_step_beside_bulk_requests() -> None:
         queue.take()
         steps += 1
     assert steps <= 2
+
+
+def test_equal_texts_of_several_requests_are_computed_once_in_a_step_and_others_are_not() -> None:
+    queue = make_queue(Clock())
+    text = np.arange(20, dtype=np.int32)
+    sequences = [make_sequence(text, ("mean",)), make_sequence(text, ("cls",)), make_sequence(text, ("mean",), 2)]
+    jobs = [Job("m", sequences, 100.0, 1e9) for _ in range(3)]
+    for job in jobs:
+        job.hashes = [0, 0, 0]  # as if all hashes were the same: the sequences themselves decide
+        queue.put(job)
+    batch = queue.take()
+    assert batch is not None
+    placed = [batch.members[i] for row in batch.plan.rows for i in row]
+    assert sorted(map(len, placed)) == [3, 3, 3]
+    assert all({job for job, _ in texts} == set(jobs) and len({i for _, i in texts}) == 1 for texts in placed)
+    assert not any(job.pending for job in jobs) and queue.queued_tokens == 0
 
 
 def test_requests_share_the_tokens_evenly_whatever_their_texts_lengths() -> None:
