@@ -314,8 +314,8 @@ def test_a_largest_shape_that_finds_no_memory_ends_the_server_with_3_naming_it_a
     large = ("--step-tokens", "65536", "--max-batch-tokens", "65536", "--threads", "1")
     serve("--model", f"m={tiny}").stop()  # the bundle is exported by now
     server = serve("--model", f"m={tiny}", *large, wait=False, env={"OPENBLAS_NUM_THREADS": "1"})
-    # The planned 344 MB fit into 600; what the libraries map, and no plan can know, leaves too little of them.
-    resource.prlimit(server.process.pid, resource.RLIMIT_AS, (600 << 20, 600 << 20))
+    # A limit that the plan does not read, and of which the libraries take a share: the first large step fails.
+    resource.prlimit(server.process.pid, resource.RLIMIT_DATA, (300 << 20, 300 << 20))
     assert server.wait(30) == 3
     said = (
         r"^ffwd-server: m: the shape 512x128 does not run: .*; a smaller --max-seq or --step-tokens needs less memory$"
