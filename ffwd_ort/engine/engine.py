@@ -327,13 +327,13 @@ class Engine:
             left = end - self._clock()
             if shape in model.seconds or left <= 0 or model.usual(shape) > left:
                 continue
-            step = _blank_step(model.served, shape)
             start = self._clock()
             try:
+                step = _blank_step(model.served, shape)
                 model.runner.run(step.feeds(model.served.manifest.inputs))
             except Exception as error:
                 raise FfwdError(
-                    f"{model.served.label}: the shape {shape.rows}x{shape.seq} does not run: {error}; "
+                    f"{model.served.label}: the shape {shape.rows}x{shape.seq} does not run: {_line(error)}; "
                     "a smaller --max-seq or --step-tokens needs less memory"
                 ) from None
             model.seconds[shape] = self._clock() - start
@@ -343,6 +343,11 @@ def _of(output: Floats, p: Placement) -> Floats:
     """Take one text's vectors [count, dim] out of a step's output."""
     vectors: Floats = output[p.row, p.first : p.first + p.count]
     return vectors
+
+
+def _line(error: Exception) -> str:
+    """Say what an error says, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _blank_step(served: ServedModel, shape: EncodeShape) -> EncodeStep:

@@ -22,6 +22,8 @@ TOKENS_PER_SLOT = 4
 TOKENS_PER_CHUNK = 2
 # Rows longer than this hold one text each, at its own length, where the graph has the long form of attention.
 LONG_FROM = 1024
+# How many longer row lengths are tried besides the shortest that holds the longest text.
+WIDER = 3
 # What a step costs besides its tokens, as tokens: dispatch and the Python around it.
 STEP_OVERHEAD = 24
 
@@ -53,7 +55,7 @@ class Packing:
 
     `attention_seq` is the row length at which attention costs as much as the linear layers. `most_texts`
     bounds the texts of a step; None leaves that to the tokens. `has_long_form`: rows above LONG_FROM are long.
-    Unless it `packs`, no row ever holds two texts.
+    Unless it `packs`, no row ever holds two texts. `wider` longer rows than needed are tried for a step.
     """
 
     seqs: tuple[int, ...]
@@ -63,6 +65,7 @@ class Packing:
     tokens_per_slot: int = TOKENS_PER_SLOT
     has_long_form: bool = False
     packs: bool = True
+    wider: int = WIDER
 
     def is_long(self, seq: int) -> bool:
         """Tell whether a row of this length, or a text, is run in the long form: one text at its own length."""
@@ -107,7 +110,7 @@ def plan_step(first: Seq[Item], more: Seq[Item], packing: Packing) -> Plan:
     fitting = [seq for seq in packing.seqs if seq >= longest and packing.slots(seq) >= slots]
     if not fitting:
         raise ValueError(f"a text of {longest} tokens and {slots} vectors does not fit a row of {packing.seqs[-1]}")
-    wider = [seq for seq in fitting[1:4] if seq <= packing.budget and not packing.is_long(seq)]
+    wider = [seq for seq in fitting[1 : 1 + packing.wider] if seq <= packing.budget and not packing.is_long(seq)]
     # Shortest first, so that the largest filler that fits a gap is found by bisection.
     fillers = sorted(range(len(first), len(items)), key=lambda i: items[i].length)
     plans = [_fill(items, turn, [] if alone else fillers, seq, packing) for seq in (fitting[0], *wider)]

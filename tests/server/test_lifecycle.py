@@ -112,7 +112,10 @@ def test_sigterm_under_load_loses_no_accepted_request(serve: Serve, tiny: Path) 
     threads = [threading.Thread(target=load) for _ in range(16)]
     for thread in threads:
         thread.start()
-    time.sleep(1.5)
+    deadline = time.monotonic() + 60
+    while outcomes["200"] <= 16:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     server.terminate()
     assert server.wait(30) == 0
     stop.set()
