@@ -35,7 +35,8 @@ test-optimum: $(OPTIMUM)/.optimum
 bench: $(CONFORMANCE)/.conformance
 	$(CONFORMANCE)/bin/python -m benchmarks.bench $(ARGS)
 
-# The first run compiles llama.cpp. What cannot be installed is left out of the table, by name and with the reason.
+# A quarter of an hour on two cores, and the first run compiles llama.cpp before (9 minutes of CPU time). What cannot be
+# installed is left out of the table, by name and with the reason. For a short look: ARGS='--only fastembed'.
 bench-peers: $(PEERS)/.peers $(PEERS)/.llama $(PEERS)-optimum/.peers $(PEERS)-infinity/.peers
 	$(PEERS)/bin/python -m benchmarks.peers $(ARGS)
 
