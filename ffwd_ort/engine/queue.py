@@ -1,8 +1,9 @@
 """The fair queue: which request's texts go into the next encode step.
 
 Deficit round robin over requests: each pass gives every waiting request the same number of tokens, so a
-one-line query goes into the next step however long the request beside it is. Models take turns. What a
-step has room for beyond that is filled from any request, at no charge: that room would be padding.
+one-line query goes into the next step however long the request beside it is; up to half of a step is kept for
+requests that nothing has been run of. Models take turns. What a step has room for beyond that is filled from any
+request, at no charge: that room would be padding.
 """
 
 import threading
@@ -195,7 +196,7 @@ class FairQueue:
         model, ring = next(iter(self._waiting.items()))
         self._waiting.move_to_end(model)
         packing = self._packing[model]
-        first = _nominate(ring, packing.budget)
+        first = _newcomers_early(ring, _nominate(ring, packing.budget), packing.budget // 2)
         nominated = set(first)
         more = _fillers(ring, nominated)
         members = _together([*first, *more])
@@ -270,6 +271,27 @@ def _nominate(ring: deque[Job], budget: int) -> list[Text]:
             if spent >= budget:
                 break
     return nominees
+
+
+def _newcomers_early(ring: deque[Job], nominees: list[Text], room: int) -> list[Text]:
+    """Move requests that nothing has been run of behind the step's leader, oldest first, and nominate more of them.
+
+    Where bulk requests fill the step before their turn comes, or leave no row with room, they would wait for another.
+    What is nominated here, `room` tokens at most, is charged to them. The leader is placed before them: they keep no
+    older request waiting.
+    """
+    leader, *others = nominees
+    nominated = {job for job, _ in nominees}
+    early = [text for text in others if text[0].started is None]
+    late = [text for text in others if text[0].started is not None]
+    for job in sorted((j for j in ring if j.started is None and j not in nominated), key=lambda j: j.submitted):
+        length = job.items[job.pending[0]].length
+        if length > room:
+            break
+        early.append((job, job.pending[0]))
+        job.deficit -= length
+        room -= length
+    return [leader, *early, *late]
 
 
 def _fillers(ring: deque[Job], nominated: set[Text]) -> list[Text]:

@@ -56,6 +56,32 @@ def test_a_short_query_goes_into_the_next_step_beside_bulk_requests() -> None:
     assert steps <= 2
 
 
+@pytest.mark.parametrize("length", [31, 40, 62, 63, 64, 100, 120, 128, 200, 256, 300, 500])
+def test_a_newcomer_goes_into_the_very_next_step_whatever_the_rows_are_filled_with(length: int) -> None:
+    queue = make_queue(Clock())
+    bulk = [make_job(*[length] * 500) for _ in range(4)]
+    for job in bulk:
+        queue.put(job)
+    for wait in range(24):
+        query = make_job(8)
+        queue.put(query)
+        assert queue.take() is not None and not query.pending, f"step {wait}"
+    done = [500 - len(job.pending) for job in bulk]
+    assert min(done) >= 1, done
+
+
+def test_newcomers_without_end_keep_no_old_request_waiting() -> None:
+    queue = make_queue(Clock())
+    olds = [make_job(*[length] * 40) for length in (60, 120)]
+    for old in olds:
+        queue.put(old)
+    for _ in range(180):
+        for _ in range(24):  # nearly all that a step holds
+            queue.put(make_job(20))
+        assert queue.take() is not None
+    assert all(len(old.pending) < 38 for old in olds)
+
+
 def test_equal_texts_of_several_requests_are_computed_once_in_a_step_and_others_are_not() -> None:
     queue = make_queue(Clock())
     text = np.arange(20, dtype=np.int32)
