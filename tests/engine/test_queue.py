@@ -62,6 +62,8 @@ def test_a_newcomer_goes_into_the_very_next_step_whatever_the_rows_are_filled_wi
     bulk = [make_job(*[length] * 500) for _ in range(4)]
     for job in bulk:
         queue.put(job)
+    while any(job.started is None for job in bulk):  # they were newcomers, too
+        queue.take()
     for wait in range(24):
         query = make_job(8)
         queue.put(query)
