@@ -66,7 +66,10 @@ class Loader:
 
 @dataclass(frozen=True)
 class StepDone:
-    """One encode step that ran: `size` tokens were computed, `tokens` of them real, of `texts` sequences."""
+    """One encode step that ran: `size` tokens were computed, `tokens` of them real.
+
+    `texts` sequences have their vectors of it; equal ones of several requests are computed once and counted each.
+    """
 
     label: str
     shape: EncodeShape
@@ -264,7 +267,7 @@ class Engine:
                 job.infer_seconds += seconds
         self._queue.measured(step.input_ids.size, seconds)
         tokens = int((step.segment_ids != -1).sum())
-        size, texts = step.input_ids.size, len(step.placements)
+        size, texts = step.input_ids.size, len(batch.chosen())
         self.on_step(StepDone(batch.model, step.shape, size, tokens, texts, seconds))
         if not all(np.isfinite(_of(output, p)).all() for p in step.placements):
             raise NonFiniteVector("a vector has NaN or infinity")
