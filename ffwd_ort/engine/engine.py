@@ -307,6 +307,7 @@ class Engine:
     def _load(self) -> None:
         runners: dict[Bundle, Runner] = {}
         seconds: dict[Bundle, dict[EncodeShape, float]] = {}
+        left: dict[Bundle, float] = {}  # of each one's time for warming up
         for loader in self._loaders:
             served = loader.settle()
             bundle = served.bundle
@@ -314,17 +315,18 @@ class Engine:
                 runners[bundle] = loader.open(bundle)
                 seconds[bundle] = {}
             model = LoadedModel(served, runners[bundle], time.time(), seconds[bundle])
-            self._warm_up(model)
+            left[bundle] = self._warm_up(model, left.get(bundle, self._warm_up_seconds))
             self.models[loader.label] = model
             self._queue.add_model(loader.label, served.packing)
 
-    def _warm_up(self, model: LoadedModel) -> None:
+    def _warm_up(self, model: LoadedModel, budget: float) -> float:
         """Run the shapes, largest first, so that memory is taken now and no request pays for a first run.
 
         Leaves out what a time budget does not allow: on CPU nothing compiles, and what was not run rests on the
-        memory model. The smallest shape goes before all: it tells how fast the machine is.
+        memory model. The smallest shape goes before all: it tells how fast the machine is. Returns what is left of the
+        budget, in seconds: labels of one bundle share it, as they share its session.
         """
-        end = self._clock() + self._warm_up_seconds
+        end = self._clock() + budget
         shapes = model.served.packing.shapes()
         for shape in (shapes[-1], *shapes):
             left = end - self._clock()
@@ -340,6 +342,7 @@ class Engine:
                     "a smaller --max-seq or --step-tokens needs less memory"
                 ) from None
             model.seconds[shape] = self._clock() - start
+        return max(0.0, end - self._clock())
 
 
 def _of(output: Floats, p: Placement) -> Floats:

@@ -1,5 +1,6 @@
 """The engine with real sessions: same vector in any company, and an answer for every request whatever breaks."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -380,3 +381,19 @@ def test_requests_that_ask_for_the_same_text_share_a_step_s_vector_but_no_memory
     (first,), (second,) = mine.future.result(30), theirs.future.result(30)
     assert computed == [20]
     assert (first == second).all() and not np.shares_memory(first, second)
+
+
+def test_labels_of_one_bundle_share_the_time_in_which_its_shapes_are_run(start: Start) -> None:
+    def runs(*labels: str) -> int:
+        seen: list[int] = []
+        ticks = itertools.count()
+        start(
+            lambda feeds, out: (seen.append(1), out)[1],
+            labels=labels,
+            clock=lambda: next(ticks) * 0.5,
+            warm_up_seconds=12.0,
+        )
+        return len(seen)
+
+    few = runs("one")
+    assert 1 < few == runs("one", "two", "three")
