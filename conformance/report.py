@@ -214,7 +214,7 @@ def _reference_vectors(subject: Subject, texts: list[str], missing: list[str]) -
     ids = [text.ids for text in model.tokenizer.encode(texts, prompt=model.prompt_for(None, None))]
     states = references.hidden_states(subject.folder, [one.tolist() for one in ids], both_ways_as=subject.both_ways_as)
     return [
-        np.concatenate([POOLINGS[mode](len(one), 0) @ state for mode in model.manifest.pooling])
+        np.concatenate([POOLINGS[mode](len(one), 0).pool(state) for mode in model.manifest.pooling])
         for one, state in zip(ids, states, strict=True)
     ]
 
