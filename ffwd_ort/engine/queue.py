@@ -1,9 +1,9 @@
 """The fair queue: which request's texts go into the next encode step.
 
 Deficit round robin over requests: each pass gives every waiting request the same number of tokens, so a
-one-line query goes into the next step however long the request beside it is; up to half of a step is kept for
-requests that nothing has been run of. Models take turns. What a step has room for beyond that is filled from any
-request, at no charge: that room would be padding.
+one-line query goes into the next step however long the request beside it is. Requests that nothing has been
+run of come early: short ones in a small step of their own, others in up to half of the next step. Models take
+turns. What a step has room for beyond that is filled from any request, at no charge: that room would be padding.
 """
 
 import threading
@@ -17,6 +17,7 @@ from ffwd_ort.engine.sequences import Floats, Sequence
 from ffwd_ort.errors import Abandoned, DeadlineExceeded, Draining, Overloaded, RequestError
 
 SMALLEST_QUANTUM = 16  # tokens
+QUICK_SHARE = 8  # of a step's tokens, at most, are run by themselves for short newcomers
 MOST_FILLERS = 256  # candidates looked at for the gaps of one step
 
 
@@ -101,6 +102,7 @@ class FairQueue:
         self._packing: dict[str, Packing] = {}
         self._closed = False
         self._queued_tokens = 0
+        self._was_quick = False  # whether the last step was one for short newcomers alone
         self._rate = 0.0  # tokens a second, as measured
         self.on_change: Callable[[int], None] = lambda tokens: None
 
@@ -196,9 +198,11 @@ class FairQueue:
         model, ring = next(iter(self._waiting.items()))
         self._waiting.move_to_end(model)
         packing = self._packing[model]
-        first = _newcomers_early(ring, _nominate(ring, packing.budget), packing.budget // 2)
+        first = [] if self._was_quick else _quick(ring, packing.budget // QUICK_SHARE)
+        self._was_quick = bool(first)
+        first = first or _newcomers_early(ring, _nominate(ring, packing.budget), packing.budget // 2)
         nominated = set(first)
-        more = _fillers(ring, nominated)
+        more = [] if self._was_quick else _fillers(ring, nominated)
         members = _together([*first, *more])
         items = [job.items[i] for ((job, i), *_) in members]
         turns = sum(text in nominated for (text, *_) in members)
@@ -271,6 +275,22 @@ def _nominate(ring: deque[Job], budget: int) -> list[Text]:
             if spent >= budget:
                 break
     return nominees
+
+
+def _quick(ring: deque[Job], room: int) -> list[Text]:
+    """Take whole new requests of `room` tokens together at most, oldest first, where begun ones wait beside them.
+
+    They have waited for a step already; a step of their own is a twentieth of one that they would share. Every other
+    step is for all: a flood of them takes no more than that from the rest.
+    """
+    if all(job.started is None for job in ring):
+        return []
+    texts: list[Text] = []
+    for job in sorted((job for job in ring if job.started is None), key=lambda job: job.submitted):
+        if job.tokens <= room:
+            texts += [(job, index) for index in job.pending]
+            room -= job.tokens
+    return texts
 
 
 def _newcomers_early(ring: deque[Job], nominees: list[Text], room: int) -> list[Text]:

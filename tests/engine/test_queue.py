@@ -80,8 +80,26 @@ def test_newcomers_without_end_keep_no_old_request_waiting() -> None:
     for _ in range(180):
         for _ in range(24):  # nearly all that a step holds
             queue.put(make_job(20))
-        assert queue.take() is not None
+        batch = queue.take()
+        if batch is not None and batch.plan.shape.tokens <= 64:  # a small step takes little time, and the next is not
+            batch = queue.take()
+            assert batch is not None and batch.plan.shape.tokens > 64
     assert all(len(old.pending) < 38 for old in olds)
+
+
+def test_short_newcomers_beside_begun_requests_have_a_small_step_of_their_own_and_then_it_is_the_others_turn() -> None:
+    queue = make_queue(Clock())
+    bulk, batch_of_32 = make_job(*[60] * 500), make_job(*[30] * 32)
+    queue.put(bulk)
+    assert queue.take() is not None
+    queries = [make_job(8), make_job(8, 9), make_job(20)]
+    for job in (*queries, batch_of_32):
+        queue.put(job)
+    quick, full = queue.take(), queue.take()
+    assert quick is not None and {job for job, _ in quick.chosen()} == set(queries)
+    assert quick.plan.shape.tokens <= 64 and not any(job.pending for job in queries)
+    assert full is not None and {job for job, _ in full.chosen()} == {bulk, batch_of_32}
+    assert full.plan.shape.tokens == 512
 
 
 def test_equal_texts_of_several_requests_are_computed_once_in_a_step_and_others_are_not() -> None:
