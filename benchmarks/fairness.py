@@ -1,7 +1,7 @@
 """python -m benchmarks.fairness: what a single query waits for while others keep bulk requests in flight.
 
 Both loads are `ffwd-ort bench`, each a process of its own: single short queries alone, and beside four clients that
-keep 512-text requests in flight. The bar is the idle p99 plus two encode steps.
+keep 512-text requests in flight. The bar is the idle p99 plus two encode steps, as long as they are for bulk alone.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import re
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,10 +49,11 @@ def round_of(server: Server, seconds: float) -> dict[str, Any]:
     alone = figures(bench(server, seconds, "--concurrency", "1"))
     load = ("--concurrency", str(BULK_CLIENTS), "--batch", str(BULK_TEXTS), "--words", str(BULK_WORDS))
     bulk = bench(server, seconds + 6, *load)
-    subprocess.run(["sleep", "3"], check=True)  # until bulk is under way
+    time.sleep(2)  # until bulk is under way
     before = step_seconds(server)
-    beside = figures(bench(server, seconds, "--concurrency", "1"))
+    time.sleep(2)
     after = step_seconds(server)
+    beside = figures(bench(server, seconds, "--concurrency", "1"))
     step = (after[0] - before[0]) / (after[1] - before[1])
     return {"alone": alone, "beside": beside, "bulk": figures(bulk), "step_ms": step * 1e3}
 
