@@ -213,7 +213,7 @@ def _compare(session: Any, inputs: tuple[str, ...], checkpoint: Checkpoint, samp
 
 def _run(session: Any, inputs: tuple[str, ...], checkpoint: Checkpoint, texts: list[Ids]) -> Floats:
     """Run texts as the engine does, a row each, with every token in a slot of its own: [texts, seq, hidden]."""
-    sequences = [Sequence(ids, tuple(map(Slot, np.eye(len(ids), dtype=np.float32)))) for ids in texts]
+    sequences = [Sequence(ids, tuple(Slot(i, np.ones(1, np.float32)) for i in range(len(ids)))) for ids in texts]
     seq = max(map(len, texts))
     plan = Plan(EncodeShape(len(texts), seq), seq, tuple((row,) for row in range(len(texts))))
     step = lay_out(plan, sequences, Positions(checkpoint.pad_id))
