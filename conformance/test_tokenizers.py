@@ -137,6 +137,8 @@ def added_tokens(first: int) -> dict[str, object]:
     return {str(first + i): entry for i, entry in enumerate(entries)}
 
 
+# BERT lowers case and folds spaces, so fewer texts differ.
+SHARES_APART = {"bert with added tokens": 0.8}
 KINDS: dict[str, Callable[[Path], Path]] = {
     "roberta": roberta,
     "qwen2": qwen2,
@@ -157,5 +159,6 @@ def test_ids_equal_those_of_the_checkpoints_own_tokenizer(kind: str, tmp_path: P
     mine = [text.ids.tolist() for text in Tokenizer(made).encode(TEXT)]
     expected = token_ids(folder, TEXT)
     assert mine == expected
-    assert len({tuple(ids) for ids in mine}) > len(TEXT) * 0.8, "the texts must tell tokenizers apart"
+    share = SHARES_APART.get(kind, 0.9)
+    assert len({tuple(ids) for ids in mine}) > len(TEXT) * share, "the texts must tell tokenizers apart"
     assert facts.bound > max(max(ids) for ids in mine)

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -123,3 +123,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    """Wait half a minute at most for something to come true."""
+    deadline = time.monotonic() + 30
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

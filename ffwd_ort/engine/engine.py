@@ -148,10 +148,11 @@ class Engine:
             raise RuntimeError(f"this engine belongs to process {self._pid}; sessions do not survive a fork")
         if self.state not in (SERVING, DRAINING):  # who drains takes no new requests, but finishes those it has
             raise Draining("the engine is closed") if self.state == CLOSED else NotReady(self.state)
-        distinct: dict[bytes, int] = {}
-        order = [distinct.setdefault(sequence.key(), len(distinct)) for sequence in sequences]
-        firsts = dict(zip(reversed(order), reversed(sequences), strict=True))
-        job = Job(label, [firsts[i] for i in range(len(distinct))], self._clock(), deadline)
+        keys = [sequence.key() for sequence in sequences]
+        distinct = dict(zip(keys, sequences, strict=True))
+        places = {key: place for place, key in enumerate(distinct)}
+        order = [places[key] for key in keys]
+        job = Job(label, distinct, self._clock(), deadline)
         self._queue.put(job)
         return job, order
 

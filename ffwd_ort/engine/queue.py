@@ -8,7 +8,7 @@ turns. What a step has room for beyond that is filled from any request, at no ch
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -24,10 +24,10 @@ MOST_FILLERS = 256  # candidates looked at for the gaps of one step
 class Job:
     """One request's distinct sequences for one model, and what has become of them."""
 
-    def __init__(self, model: str, sequences: list[Sequence], submitted: float, deadline: float) -> None:
+    def __init__(self, model: str, keyed: Mapping[bytes, Sequence], submitted: float, deadline: float) -> None:
         self.model = model
-        self.sequences = sequences
-        self.hashes = [hash(s.key()) for s in sequences]
+        self.sequences = sequences = list(keyed.values())
+        self.hashes = [hash(key) for key in keyed]  # of each one's own key
         self.items = [Item(s.length, len(s.slots)) for s in sequences]
         self.pending = sorted(range(len(sequences)), key=lambda i: sequences[i].length)  # shortest first
         self.vectors: list[Floats | None] = [None] * len(sequences)

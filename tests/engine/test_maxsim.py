@@ -132,7 +132,7 @@ def test_padding_stays_unseen_where_a_long_text_of_another_request_waits_too() -
     queue = FairQueue(lambda: 0.0)
     queue.add_model("m", packing)
     for sequence in (query_sequence(ids(1, 7, 2, 3), LATE, True), document_sequence(ids(*range(1500)), LATE, True)):
-        queue.put(Job("m", [sequence], 0.0, 1.0))
+        queue.put(Job("m", {sequence.key(): sequence}, 0.0, 1.0))
     steps: list[tuple[bool, list[int]]] = []
     while sum(len(lengths) for _, lengths in steps) < 2:
         batch = queue.take()

@@ -38,7 +38,7 @@ NUMBERS = itertools.count()
 def make_job(*lengths: int, model: str = "m", deadline: float = 1e9) -> Job:
     """Make a request of texts that no other has."""
     sequences = [make_sequence(np.full(n, next(NUMBERS), np.int32), ("mean",)) for n in lengths]
-    return Job(model, sequences, 100.0, deadline)
+    return Job(model, {sequence.key(): sequence for sequence in sequences}, 100.0, deadline)
 
 
 def test_a_short_query_goes_into_the_next_step_beside_bulk_requests() -> None:
@@ -106,7 +106,7 @@ def test_equal_texts_of_several_requests_are_computed_once_in_a_step_and_others_
     queue = make_queue(Clock())
     text = np.arange(20, dtype=np.int32)
     sequences = [make_sequence(text, ("mean",)), make_sequence(text, ("cls",)), make_sequence(text, ("mean",), 2)]
-    jobs = [Job("m", sequences, 100.0, 1e9) for _ in range(3)]
+    jobs = [Job("m", {sequence.key(): sequence for sequence in sequences}, 100.0, 1e9) for _ in range(3)]
     for job in jobs:
         job.hashes = [0, 0, 0]  # as if all hashes were the same: the sequences themselves decide
         queue.put(job)

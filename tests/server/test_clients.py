@@ -16,7 +16,7 @@ import pytest
 
 from ffwd_ort import SentenceEncoder
 from ffwd_ort_conformance.tiny import TEXTS
-from tests.serving import Server
+from tests.serving import Server, wait_until
 
 HELD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 40\r\n\r\n"  # its body is still to come
 
@@ -130,13 +130,6 @@ def accepts(server: Server) -> bool:
     except ConnectionRefusedError:
         return False
     return True
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_httpx_keeps_its_connection(fleet: Server) -> None:

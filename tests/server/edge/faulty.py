@@ -17,7 +17,7 @@ from gunicorn.app.base import BaseApplication
 
 from ffwd_ort.bundle import Bundle, open_bundle
 from ffwd_ort.cli.server import make_parser
-from ffwd_ort.config import make_config
+from ffwd_ort.config import ServerConfig, make_config
 from ffwd_ort.engine.sequences import Floats
 from ffwd_ort.engine.sessions import Runner, SessionSettings, open_runner
 from ffwd_ort.loading import limits_of, make_engine, session_settings_of
@@ -64,6 +64,12 @@ def main(bundle: str, how: str, *arguments: str) -> None:
         wait_for(how, "loading")
         return Faulty(open_runner(opened, chosen), how)
 
+    serve(config, bundle, open_session=open_session)
+
+
+def serve(config: ServerConfig, bundle: str, **options: Any) -> None:
+    """Run gunicorn around an engine that is made with these options."""
+
     class Server(BaseApplication):  # type: ignore[misc]
         def load_config(self) -> None:
             for name, value in settings(config).items():
@@ -71,7 +77,7 @@ def main(bundle: str, how: str, *arguments: str) -> None:
 
         def load(self) -> Application:
             pairs = [(config.models[0], open_bundle(Path(bundle)))]
-            made: Any = make_engine(pairs, limits_of(config), session_settings_of(config), open_session=open_session)
+            made: Any = make_engine(pairs, limits_of(config), session_settings_of(config), **options)
             return create_app(made, config)
 
     Server().run()

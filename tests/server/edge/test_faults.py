@@ -13,7 +13,7 @@ from ffwd_ort.cache import BundleCache
 from ffwd_ort_conformance.tiny import VOCABULARY, TinyBert, bert_tensors, write_bert, write_weights
 from tests.server.edge.faulty import PATH, POISON, SLOW_SECONDS
 from tests.server.test_lifecycle import raw_post, receive_until
-from tests.serving import Server
+from tests.serving import Server, wait_until
 
 Faulty = Callable[..., Server]
 GENERATION = ("/v1/chat/completions", "/v1/completions")
@@ -35,13 +35,6 @@ def faulty(tiny: Path, cache_dir: Path, tmp_path: Path) -> Iterator[Faulty]:
     yield start
     for server in servers:
         server.stop()
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def listens(server: Server) -> bool:
